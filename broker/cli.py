@@ -1,0 +1,125 @@
+"""``fusermount3-broker``: the commands an administrator types."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from broker import config
+from fusermount3_proxy import __version__
+
+_CONFIG = click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path),
+    help=f"Configuration file; default {config.DEFAULT_PATH}, if it exists.",
+)
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+def main() -> None:
+    """Mount FUSE filesystems for containers that may not."""
+
+
+@main.command()
+@_CONFIG
+@click.option(
+    "--socket",
+    "socket_paths",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Listen here instead of where the configuration says; may be repeated.",
+)
+def serve(config_path: Path | None, socket_paths: tuple[Path, ...]) -> None:
+    """Run the broker, in the foreground."""
+    from broker import daemon
+
+    try:
+        daemon.serve(config_path, socket_paths)
+    except (daemon.StartError, config.ConfigurationError) as error:
+        raise click.ClickException(str(error)) from None
+
+
+@main.command("check-config")
+@click.argument("file", type=click.Path(path_type=Path), default=config.DEFAULT_PATH)
+def check_config(file: Path) -> None:
+    """Say whether FILE is a configuration that `serve` would take."""
+    _load(file)
+    click.echo(f"{file}: good")
+
+
+@main.command()
+@_CONFIG
+@_JSON
+def status(config_path: Path | None, as_json: bool) -> None:
+    """Say how the running broker is."""
+    answer = _ask(config_path, "status")
+    if as_json:
+        click.echo(json.dumps(answer, indent=2))
+        return
+    click.echo(f"version        {answer['version']}")
+    click.echo(f"configuration  {answer['configuration']}")
+    click.echo(f"up             {answer['uptime_seconds']} s")
+    click.echo(f"live mounts    {answer['mounts']}")
+    for name in ("front", "mounter"):
+        process = answer[name]
+        memory = process["rss_bytes"] / 2**20
+        click.echo(f"{name:14} pid {process['pid']}, {memory:.1f} MiB, {process['open_descriptors']} descriptors")
+    for result, count in sorted(answer["requests"].items()):
+        click.echo(f"{result + ':':24} {count}")
+
+
+@main.command()
+@_CONFIG
+@_JSON
+def mounts(config_path: Path | None, as_json: bool) -> None:
+    """List the live filesystems that were mounted through the running broker."""
+    answer = _ask(config_path, "mounts")
+    if as_json:
+        click.echo(json.dumps(answer, indent=2))
+        return
+    _print_table(answer)
+
+
+def _print_table(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("REQUEST", "MOUNTPOINT", "TYPE", "SOURCE", "UID", "PID", "COMMAND", "CONTAINER", "SINCE"):
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        since = time.strftime("%F %T", time.localtime(row["mounted_at"]))
+        container = row["container"][:24]
+        cells = [row["request"], _visible(row["mountpoint"]), row["type"], _visible(row["source"])]
+        cells += [str(row["uid"]), str(row["pid"]), row["command"], container, since]
+        table.add_row(*cells)
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = 100_000  # a program reads lines, not a screen
+    console.print(table)
+
+
+def _visible(text: str) -> str:
+    """Return `text` without the power to move the terminal's cursor: a caller chose it."""
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+
+
+def _load(path: Path | None) -> config.Configuration:
+    try:
+        return config.load(path)
+    except config.ConfigurationError as error:
+        raise click.ClickException(str(error)) from None
+
+
+def _ask(config_path: Path | None, command: str) -> Any:
+    from broker import control
+
+    try:
+        return control.ask(_load(config_path).control_socket, command)
+    except control.NotRunning as error:
+        raise click.ClickException(str(error)) from None

@@ -1,0 +1,109 @@
+"""The administrator's way in: a socket that only root may open, on which a running broker tells how it is.
+
+A question is one line with a command's name, the answer one line of JSON; ``fusermount3-broker status`` and
+``mounts`` ask it.
+"""
+
+import asyncio
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from broker.server import Server
+from fusermount3_proxy import __version__
+
+LIMIT = 64 * 1024 * 1024
+
+
+class NotRunning(Exception):
+    """No broker answers on the control socket."""
+
+
+def ask(path: Path, command: str) -> Any:
+    """Return what the broker at the control socket `path` answers. Raises NotRunning."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(10)
+            connection.connect(bytes(path))
+            connection.sendall(command.encode() + b"\n")
+            with connection.makefile("rb") as answer:
+                return json.loads(answer.read())
+    except (OSError, json.JSONDecodeError) as error:
+        raise NotRunning(f"no broker answers at {path}: {error}") from None
+
+
+async def serve(path: Path, server: Server) -> asyncio.Server:
+    """Answer questions at `path` until the returned server is closed."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(10):
+                question = (await reader.readline()).decode("ascii", "replace").strip()
+                writer.write(json.dumps(_answer(server, question)).encode() + b"\n")
+                await writer.drain()
+        except (OSError, TimeoutError, ValueError):
+            pass
+        finally:
+            writer.close()
+
+    before = os.umask(0o177)
+    try:
+        return await asyncio.start_unix_server(answer, path)
+    finally:
+        os.umask(before)
+
+
+def _answer(server: Server, question: str) -> Any:
+    if question == "status":
+        return status(server)
+    if question == "mounts":
+        server.registry.reconcile()
+        return [_described(mount) for mount in server.registry]
+    return {"error": f"unknown command '{question}'"}
+
+
+def status(server: Server) -> dict[str, Any]:
+    """Return how the broker is: versions, processes, memory in bytes, and what it has counted."""
+    server.registry.reconcile()
+    front = psutil.Process()
+    return {
+        "version": __version__,
+        "configuration": os.fsdecode(server.configuration.source),
+        "uptime_seconds": round(time.time() - server.started),
+        "mounts": len(server.registry),
+        "requests": dict(server.requests),
+        "front": _process(front),
+        "mounter": _process(psutil.Process(server.mounter.pid)) | {"restarts": server.mounter.restarts},
+    }
+
+
+def _process(process: psutil.Process) -> dict[str, Any]:
+    with process.oneshot():
+        return {
+            "pid": process.pid,
+            "rss_bytes": process.memory_info().rss,
+            "open_descriptors": process.num_fds(),
+            "children": len(process.children()),
+        }
+
+
+def _described(mount: Any) -> dict[str, Any]:
+    """Return the mount as JSON has it: paths that are not UTF-8 with backslash escapes."""
+    return {
+        "request": mount.request,
+        "device": mount.device,
+        "mountpoint": mount.mountpoint.decode("utf-8", "backslashreplace"),
+        "type": mount.type,
+        "source": mount.source.decode("utf-8", "backslashreplace"),
+        "uid": mount.uid,
+        "pid": mount.pid,
+        "command": mount.command,
+        "container": mount.container,
+        "mount_namespace": mount.namespace,
+        "mounted_at": mount.mounted_at,
+    }

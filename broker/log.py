@@ -1,0 +1,54 @@
+"""The log: one structured record a decision, to the journal where stderr is one, else to stderr as a line of JSON.
+
+The fields are the same in both: `journalctl -u fusermount3-broker REQUEST_ID=…` finds what a user was told.
+"""
+
+import json
+import os
+import sys
+import time
+from typing import Protocol
+
+from systemd import journal
+
+#: Priorities of syslog(3).
+ERROR, WARNING, NOTICE, INFO = 3, 4, 5, 6
+
+Value = str | int | float | bytes
+
+
+class Log(Protocol):
+    def __call__(self, priority: int, message: str, **fields: Value) -> None:
+        """Write one record. Field names are lower case here and upper case in the journal."""
+
+
+def open_log() -> Log:
+    """Return the log that stderr leads to."""
+    return to_journal if _stderr_is_journal() else to_stderr
+
+
+def to_journal(priority: int, message: str, **fields: Value) -> None:
+    journal.send(message, PRIORITY=str(priority), **{name.upper(): _text(value) for name, value in fields.items()})
+
+
+def to_stderr(priority: int, message: str, **fields: Value) -> None:
+    record = {"time": round(time.time(), 3), "priority": priority, "message": message}
+    record |= {name: _text(value) if isinstance(value, bytes) else value for name, value in fields.items()}
+    try:
+        print(json.dumps(record), file=sys.stderr, flush=True)
+    except OSError:
+        pass  # nobody reads it any more; that is no reason to stop serving
+
+
+def _text(value: Value) -> str:
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
+
+
+def _stderr_is_journal() -> bool:
+    """Whether $JOURNAL_STREAM names the file that stderr is (systemd.exec(5))."""
+    device, _, inode = os.environ.get("JOURNAL_STREAM", "").partition(":")
+    try:
+        status = os.fstat(2)
+    except OSError:
+        return False
+    return (device, inode) == (str(status.st_dev), str(status.st_ino))

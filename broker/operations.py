@@ -1,0 +1,137 @@
+"""The front's side of the mounter: the process, and one `Operation` for each conversation with a child of it."""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from types import TracebackType
+from typing import TypeVar
+
+from broker import plan
+from broker.channel import Channel, HungUp
+from fusermount3_proxy import wire
+
+RecordT = TypeVar("RecordT", bound=plan.Record)
+
+
+class MounterFailed(Exception):
+    """The mounter can't be started."""
+
+
+class OperationFailed(Exception):
+    """The child could not go on at `step`, with `errno`; nothing is left mounted."""
+
+    def __init__(self, errno: int, step: str) -> None:
+        super().__init__(errno, step)
+        self.errno = errno
+        self.step = step
+
+
+class OperationEnded(Exception):
+    """The child ended without a word, or said none in time; nothing is left mounted."""
+
+
+class Mounter:
+    """The mounter process. It is started again when it is found dead."""
+
+    def __init__(self) -> None:
+        """Start it. Raises MounterFailed."""
+        self.restarts = 0
+        #: The root of fusectl, where each FUSE connection of the machine is a directory; the owner's for good.
+        self.fusectl = self._start()
+
+    def _start(self) -> int:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-m", "broker.mounter", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+            )
+        _, descriptors, _, _ = socket.recv_fds(self._control, 16, 1)
+        if not descriptors:
+            raise MounterFailed(f"the mounter ended with status {self._process.wait()} when it was started")
+        return descriptors[0]
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def close(self) -> None:
+        """Hang up on the mounter, which ends it, and wait for that."""
+        self._control.close()
+        self._process.wait()
+
+    def begin(
+        self,
+        start: plan.StartMount | plan.StartUnmount,
+        connection: socket.socket,
+        pidfd: int,
+        pinned: int,
+    ) -> "Operation":
+        """Have a child forked for `start`. Raises MounterFailed."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            descriptors = [theirs.fileno(), connection.fileno(), pidfd, pinned]
+            try:
+                socket.send_fds(self._control, [plan.dump(start)], descriptors)
+            except OSError:
+                self._restart()
+                socket.send_fds(self._control, [plan.dump(start)], descriptors)
+        return Operation(ours, start.seconds)
+
+    def _restart(self) -> None:
+        self.close()
+        self.restarts += 1
+        os.close(self._start())
+
+
+class Operation:
+    """The conversation with one child. Leaving the ``with`` block hangs up, which undoes a mount not kept."""
+
+    def __init__(self, conversation: socket.socket, seconds: int) -> None:
+        self._channel = Channel(conversation)
+        #: The child's own alarm is what ends a step; this is only for a child that can't even be killed.
+        self._patience = seconds + 1
+
+    def __enter__(self) -> "Operation":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._channel.socket.close()
+
+    def say(self, record: plan.Record) -> None:
+        """Raises OperationEnded."""
+        try:
+            self._channel.send(plan.dump(record))
+        except HungUp:
+            raise OperationEnded from None
+
+    async def hear(self, expected: type[RecordT]) -> tuple[RecordT, list[int]]:
+        """Return what the child says, which must be an `expected`, and the descriptors that came with it.
+
+        Raises OperationFailed when it says that it failed, OperationEnded when it says nothing.
+        """
+        try:
+            async with asyncio.timeout(self._patience):
+                data, descriptors = await self._channel.receive()
+        except (HungUp, TimeoutError, wire.ProtocolError):
+            raise OperationEnded from None
+        record = plan.load(data)
+        if isinstance(record, plan.Failed):
+            raise OperationFailed(record.errno, record.step.decode())
+        if not isinstance(record, expected):
+            raise OperationEnded
+        return record, descriptors
+
+    async def undo(self) -> None:
+        """Hang up on purpose, and wait until the child has unmounted again and is gone."""
+        self._channel.socket.shutdown(socket.SHUT_WR)
+        try:
+            await self.hear(plan.Failed)
+        except (OperationEnded, OperationFailed):
+            pass

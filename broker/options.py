@@ -1,0 +1,130 @@
+"""The argument of ``-o``: the grammar of fusermount3 3.18, as a pure function.
+
+What an option means is in one table of actions. The order matters, because later options override earlier ones and
+the first mistake is the one that is reported.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from errno import EINVAL, EPERM
+from typing import Any
+
+
+class Refusal(Exception):
+    """A request is refused, or failed with nothing left of it: `errno`, and the `text` that the user reads."""
+
+    def __init__(self, errno: int, text: bytes, *, warnings: tuple[bytes, ...] = ()) -> None:
+        super().__init__(errno, text)
+        self.errno = errno
+        self.text = text
+        self.warnings = warnings
+
+
+@dataclass(frozen=True, slots=True)
+class MountOptions:
+    """What the options ask for, by the names of mount(8). `warnings` are lines for the user."""
+
+    fsname: bytes | None = None
+    subtype: bytes | None = None
+    allow_other: bool = False
+    default_permissions: bool = False
+    max_read: bytes = b""
+    block_size: bytes = b""
+    auto_unmount: bool = False
+    read_only: bool = False
+    sync: bool = False
+    dirsync: bool = False
+    lazytime: bool = False
+    noexec: bool = False
+    noatime: bool = False
+    nodiratime: bool = False
+    strictatime: bool = False
+    nosymfollow: bool = False
+    warnings: tuple[bytes, ...] = field(default=())
+
+
+#: Options that set or clear one flag.
+_FLAGS: dict[bytes, tuple[str, bool]] = {
+    b"rw": ("read_only", False),
+    b"ro": ("read_only", True),
+    b"exec": ("noexec", False),
+    b"noexec": ("noexec", True),
+    b"async": ("sync", False),
+    b"sync": ("sync", True),
+    b"dirsync": ("dirsync", True),
+    b"atime": ("noatime", False),
+    b"noatime": ("noatime", True),
+    b"diratime": ("nodiratime", False),
+    b"nodiratime": ("nodiratime", True),
+    b"strictatime": ("strictatime", True),
+    b"nostrictatime": ("strictatime", False),
+    b"lazytime": ("lazytime", True),
+    b"nolazytime": ("lazytime", False),
+    b"symfollow": ("nosymfollow", False),
+    b"nosymfollow": ("nosymfollow", True),
+    b"default_permissions": ("default_permissions", True),
+    b"auto_unmount": ("auto_unmount", True),
+}
+#: Options that are always so, or mean nothing any more.
+_IGNORED = frozenset([b"nosuid", b"nodev", b"nonempty", b"relatime", b"norelatime"])
+#: What libfuse passes along although it is the helper's to say.
+_DROPPED = frozenset([b"fd", b"rootmode", b"user_id", b"group_id"])
+#: Options whose value goes to the kernel as it is.
+_VALUES = {b"max_read": "max_read", b"blksize": "block_size"}
+#: Options that would weaken the mount: told, and not done.
+_UNSAFE = frozenset([b"suid", b"dev"])
+#: Options in whose value a backslash protects the next character.
+_ESCAPED = frozenset([b"fsname", b"subtype"])
+_ITEM = re.compile(rb"(?:fsname|subtype)=(?:\\.|[^,])*|[^,]*", re.DOTALL)
+
+
+def parse(text: bytes, *, may_allow_other: bool, where_allowed: bytes, kernel: bytes) -> MountOptions:
+    """Return what `text` asks for.
+
+    `may_allow_other`: the caller is root, or everybody may; `where_allowed` is the file that would say so, and
+    `kernel` the version, ``6.18``, for the messages that name them. Raises Refusal.
+    """
+    wanted: dict[str, Any] = {}
+    warnings: list[bytes] = []
+    for item in _split(_without_x_options(text)):
+        name, equals, value = item.partition(b"=")
+        if item in _FLAGS:
+            attribute, wished = _FLAGS[item]
+            wanted[attribute] = wished
+        elif equals and name in _ESCAPED:
+            wanted[name.decode()] = re.sub(rb"\\(.)", rb"\1", value, flags=re.DOTALL)
+        elif equals and name in _VALUES:
+            wanted[_VALUES[name]] = value
+        elif item in _IGNORED or (equals and name in _DROPPED):
+            pass
+        elif item in (b"allow_other", b"allow_root") and not may_allow_other:
+            reason = b"option %b only allowed if 'user_allow_other' is set in %b" % (item, where_allowed)
+            raise Refusal(EPERM, reason, warnings=tuple(warnings))
+        elif item == b"allow_other":
+            wanted["allow_other"] = True
+        elif item == b"blkdev":
+            raise Refusal(EPERM, b"option blkdev is privileged", warnings=tuple(warnings))
+        elif item in _UNSAFE:
+            warnings.append(b"unsafe option %b ignored" % item)
+        elif item == b"large_read":
+            warnings.append(b"note: 'large_read' mount option is deprecated for %b kernels" % kernel)
+        else:
+            raise Refusal(EINVAL, b"unknown option '%b'" % item, warnings=tuple(warnings))
+    return MountOptions(warnings=tuple(warnings), **wanted)
+
+
+def _without_x_options(text: bytes) -> bytes:
+    """Drop what begins with ``x-``, which is meant for user space. Escapes are not seen here, as in fusermount3."""
+    items = text.removeprefix(b",").removesuffix(b",").split(b",")
+    return b",".join(item for item in items if not item.startswith(b"x-"))
+
+
+def _split(text: bytes) -> Iterator[bytes]:
+    """Yield the items between commas. Only in fsname= and subtype= does a backslash protect a comma."""
+    position = 0
+    while position < len(text):
+        item = _ITEM.match(text, position)
+        assert item is not None
+        yield item[0]
+        position = item.end() + 1

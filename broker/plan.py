@@ -1,0 +1,163 @@
+"""What the front and the mounter say to each other: typed records, and nothing but these.
+
+One operation is a conversation over a socket pair of its own, between the front and the child that the mounter forks
+for it. The whole list of what may be said, in order:
+
+    mount      child: MountFacts     front: MountPlan     child: Mounted, with the fuse descriptor   front: Keep
+    unmount    child: UnmountFacts   front: UnmountPlan   child: Unmounted
+
+The child may say `Failed` at any of its turns and be gone. The front may hang up at any of its turns: what was
+mounted by then is unmounted again.
+
+The mounter trusts neither the front nor its own reading: a record is loaded only when it has exactly the fields of
+its class, each of the right type and within bounds. There is no field for flags that a caller chooses: what is
+always so (nosuid, nodev) is no field at all.
+"""
+
+from errno import EBADMSG
+from typing import Any, NamedTuple, get_type_hints
+
+from fusermount3_proxy.wire import ProtocolError, pack, unpack
+
+
+class StartMount(NamedTuple):
+    """To the mounter, with four descriptors: conversation, caller's connection, caller's pidfd, mountpoint O_PATH.
+
+    `seconds` bounds each step that may block, and each wait for the front.
+    """
+
+    seconds: int
+
+
+class StartUnmount(NamedTuple):
+    """To the mounter, with four descriptors: conversation, caller's connection, caller's pidfd, directory O_PATH.
+
+    `name` is the entry in that directory; `seconds` is as in `StartMount`.
+    """
+
+    seconds: int
+    name: bytes
+
+
+class MountFacts(NamedTuple):
+    """Who asks, as their user namespace sees them, and what they point at, as they themselves may see it.
+
+    `mount_namespace` is the inode of the namespace; `mode` and `owner` are st_mode and st_uid of the mountpoint;
+    `filesystem` is its statfs f_type; `access_errno` is 0 or what access(2) for writing it says. With
+    `same_pid_namespace` the FUSE program sees the pids of who uses its filesystem, otherwise 0.
+    """
+
+    uid: int
+    gid: int
+    mount_namespace: int
+    mode: int
+    owner: int
+    filesystem: int
+    access_errno: int
+    same_pid_namespace: bool
+
+
+class MountPlan(NamedTuple):
+    """A FUSE mount, by the names of mount(8). Empty `subtype`, `max_read`, `block_size`: not given."""
+
+    source: bytes
+    subtype: bytes
+    uid: int
+    gid: int
+    root_mode: int
+    allow_other: bool
+    default_permissions: bool
+    max_read: bytes
+    block_size: bytes
+    read_only: bool
+    sync: bool
+    dirsync: bool
+    lazytime: bool
+    noexec: bool
+    noatime: bool
+    nodiratime: bool
+    strictatime: bool
+    nosymfollow: bool
+
+
+class Mounted(NamedTuple):
+    """The mount is in place. `device` is the minor number of the superblock, its name under fusectl."""
+
+    device: int
+    mount_id: int
+
+
+class Keep(NamedTuple):
+    """The descriptor has been delivered; the mount stays."""
+
+
+class UnmountFacts(NamedTuple):
+    """Who asks, and what is on the entry: the minor device number of its superblock, if it is a mountpoint at all.
+
+    `access_errno` is 0, or why the caller can't look at it; the rest then says nothing.
+    """
+
+    uid: int
+    mount_namespace: int
+    access_errno: int
+    mounted: bool
+    device: int
+
+
+class UnmountPlan(NamedTuple):
+    lazy: bool
+
+
+class Unmounted(NamedTuple):
+    pass
+
+
+class Failed(NamedTuple):
+    """The child could not go on: `step` names the call that failed. Nothing is left mounted."""
+
+    errno: int
+    step: bytes
+
+
+Record = (
+    StartMount
+    | StartUnmount
+    | MountFacts
+    | MountPlan
+    | Mounted
+    | Keep
+    | UnmountFacts
+    | UnmountPlan
+    | Unmounted
+    | Failed
+)
+_KINDS: dict[bytes, type[Record]] = {kind.__name__.encode(): kind for kind in Record.__args__}
+_TYPES = {kind: get_type_hints(kind) for kind in _KINDS.values()}
+
+
+def dump(record: Record) -> bytes:
+    """Return `record` as a record of the wire protocol's form. Raises ProtocolError for a value out of bounds."""
+    fields = {"kind": type(record).__name__.encode()}
+    for name, value in record._asdict().items():
+        fields[name.replace("_", "-")] = value if isinstance(value, bytes) else b"%d" % value
+    return pack(fields)
+
+
+def load(data: bytes) -> Record:
+    """Return the record in `data`. Raises ProtocolError unless it has exactly the fields of its kind."""
+    fields = {name.replace("-", "_"): value for name, value in unpack(data).items()}
+    kind = _KINDS.get(fields.pop("kind", b""))
+    if kind is None or fields.keys() != _TYPES[kind].keys():
+        raise ProtocolError(EBADMSG, "malformed record")
+    values: dict[str, Any] = {name: _value(_TYPES[kind][name], text) for name, text in fields.items()}
+    return kind(**values)
+
+
+def _value(kind: type, text: bytes) -> int | bytes | bool:
+    if kind is bytes:
+        return text
+    if kind is bool and text in (b"0", b"1"):
+        return text == b"1"
+    if kind is int and text.isdigit() and len(text) <= 20:
+        return int(text)
+    raise ProtocolError(EBADMSG, "malformed value")

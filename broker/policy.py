@@ -1,0 +1,101 @@
+"""The decisions, as pure functions: a request, the facts of the kernel and the configuration in, a plan or a
+`Refusal` out.
+
+The rules are those of fusermount3, whose words the refusals use because callers match them, with three that are
+stricter: root of a container is a caller like any other where its mountpoint's filesystem is concerned; setuid and
+devices are never allowed; and only what was mounted through the broker is unmounted.
+"""
+
+import os
+import stat
+from errno import EINVAL, EPERM
+
+from broker import options
+from broker.config import Configuration
+from broker.options import Refusal
+from broker.plan import MountFacts, MountPlan, UnmountFacts, UnmountPlan
+from broker.registry import Mount
+from fusermount3_proxy.wire import MountRequest, UnmountRequest
+
+_KERNEL = ".".join(os.uname().release.split(".")[:2]).encode()
+
+
+def decide_mount(
+    request: MountRequest, facts: MountFacts, live_mounts: int, configuration: Configuration
+) -> tuple[MountPlan, tuple[bytes, ...]]:
+    """Return the plan for `request`, and the warnings that go with it.
+
+    `live_mounts` is how many filesystems the caller's mount namespace has from the broker. Raises Refusal.
+    """
+    privileged = facts.uid == 0
+    if not privileged and live_mounts >= configuration.mount_max >= 0:
+        raise Refusal(
+            EPERM,
+            b"too many FUSE filesystems mounted; mount_max=N can be set in %b" % configuration.source,
+        )
+    _check_mountpoint(request.mountpoint, facts, configuration, privileged)
+    wanted = options.parse(
+        request.options,
+        may_allow_other=privileged or configuration.user_allow_other,
+        where_allowed=configuration.source,
+        kernel=_KERNEL,
+    )
+    if b"" in (wanted.fsname, wanted.subtype):
+        raise Refusal(EINVAL, b"mount failed: Invalid argument", warnings=wanted.warnings)
+    return _plan(wanted, facts), wanted.warnings
+
+
+def _check_mountpoint(path: bytes, facts: MountFacts, configuration: Configuration, privileged: bool) -> None:
+    """Raise Refusal unless the caller may mount there."""
+    is_directory = stat.S_ISDIR(facts.mode)
+    if not is_directory and not stat.S_ISREG(facts.mode):
+        raise Refusal(EINVAL, b"mountpoint %b is not a directory or a regular file" % path)
+    if not privileged:
+        if is_directory and facts.mode & stat.S_ISVTX and facts.owner != facts.uid:
+            raise Refusal(EPERM, b"mountpoint %b not owned by user" % path)
+        if is_directory and facts.access_errno:
+            raise Refusal(facts.access_errno, b"user has no write access to mountpoint %b" % path)
+        if facts.access_errno:
+            reason = os.strerror(facts.access_errno).encode()
+            raise Refusal(facts.access_errno, b"failed to open %b: %b" % (path, reason))
+    if facts.filesystem not in configuration.mountpoint_filesystems:
+        raise Refusal(EPERM, b"mounting over filesystem type 0x%08x is forbidden" % facts.filesystem)
+
+
+def _plan(wanted: options.MountOptions, facts: MountFacts) -> MountPlan:
+    return MountPlan(
+        source=wanted.fsname or wanted.subtype or b"/dev/fuse",
+        subtype=wanted.subtype or b"",
+        uid=facts.uid,
+        gid=facts.gid,
+        root_mode=stat.S_IFMT(facts.mode),
+        allow_other=wanted.allow_other,
+        default_permissions=wanted.default_permissions,
+        max_read=wanted.max_read,
+        block_size=wanted.block_size,
+        read_only=wanted.read_only,
+        sync=wanted.sync,
+        dirsync=wanted.dirsync,
+        lazytime=wanted.lazytime,
+        noexec=wanted.noexec,
+        noatime=wanted.noatime,
+        nodiratime=wanted.nodiratime,
+        strictatime=wanted.strictatime,
+        nosymfollow=wanted.nosymfollow,
+    )
+
+
+def decide_unmount(request: UnmountRequest, facts: UnmountFacts, mount: Mount | None) -> UnmountPlan:
+    """Return the plan for `request`; `mount` is the broker's record of what is mounted there, if it has one.
+
+    A user may unmount their own, root of the mount namespace what anybody in it mounted. Raises Refusal.
+    """
+    ours = facts.mounted and mount is not None and mount.namespace == facts.mount_namespace
+    if facts.uid == 0:
+        problem = 0 if ours else facts.access_errno or (EPERM if facts.mounted else EINVAL)
+        if problem:
+            reason = os.strerror(problem).encode()
+            raise Refusal(problem, b"failed to unmount %b: %b" % (request.mountpoint, reason))
+    elif not ours or mount is None or mount.uid != facts.uid:
+        raise Refusal(EPERM, b"entry for %b not found in /etc/mtab" % request.mountpoint)
+    return UnmountPlan(lazy=request.lazy)

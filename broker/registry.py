@@ -1,0 +1,142 @@
+"""The filesystems that the broker has mounted and that are still alive, kept over restarts.
+
+A mount is known by its FUSE connection: the minor device number, which names a directory of fusectl, and the time at
+which the kernel made that directory, because numbers are used again. So whether a mount lives is asked of the
+kernel, whenever it matters; the table in SQLite only says what the kernel doesn't know: who asked for it.
+"""
+
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import NewType
+
+#: The minor device number of a FUSE superblock, the name of its connection in fusectl.
+Device = NewType("Device", int)
+#: The inode number of a mount namespace.
+MountNamespace = NewType("MountNamespace", int)
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A filesystem mounted through the broker. Paths and names are as the caller wrote them.
+
+    `uid` is the caller's in their own user namespace, `pid` that of the process that asked, as the broker sees it (0
+    if it doesn't). `born` is the birth of the FUSE connection, `mounted_at` the time of the request, in nanoseconds
+    and seconds since the epoch. `request` is the id in the log.
+    """
+
+    device: Device
+    born: int
+    namespace: MountNamespace
+    uid: int
+    pid: int
+    command: str
+    container: str
+    mountpoint: bytes
+    type: str
+    source: bytes
+    mounted_at: float
+    request: str
+
+
+_COLUMNS = [field.name for field in fields(Mount)]
+
+
+class Registry:
+    """The live mounts. `fusectl` is a descriptor of the root of that filesystem."""
+
+    def __init__(self, directory: Path, fusectl: int) -> None:
+        """Open the table in `directory`, or begin one, and drop what has not survived.
+
+        Raises OSError, sqlite3.Error.
+        """
+        self._fusectl = fusectl
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.lost: str | None = None
+        try:
+            self._database = _open(directory / "mounts.sqlite")
+        except sqlite3.DatabaseError as error:
+            damaged = directory / f"mounts.sqlite.damaged-{int(time.time())}"
+            (directory / "mounts.sqlite").rename(damaged)
+            self.lost = f"{damaged}: {error}"
+            self._database = _open(directory / "mounts.sqlite")
+        rows = self._database.execute(f"SELECT {', '.join(_COLUMNS)} FROM mounts")
+        self._mounts = {Device(row[0]): Mount(*row) for row in rows}
+        self._by_namespace: dict[MountNamespace, set[Device]] = {}
+        for mount in self._mounts.values():
+            self._by_namespace.setdefault(mount.namespace, set()).add(mount.device)
+        self.reconcile()
+
+    def close(self) -> None:
+        self._database.close()
+
+    def born(self, device: Device) -> int:
+        """Return when the kernel made the connection `device`, in ns since the epoch; 0 if there is none."""
+        try:
+            return os.stat(str(device), dir_fd=self._fusectl).st_ctime_ns
+        except OSError:
+            return 0
+
+    def add(self, mount: Mount) -> None:
+        if mount.device in self._mounts:  # its connection is gone, or the number would not be free
+            self._drop(mount.device)
+        marks = ", ".join("?" * len(_COLUMNS))
+        self._database.execute(f"INSERT INTO mounts VALUES ({marks})", [getattr(mount, name) for name in _COLUMNS])
+        self._mounts[mount.device] = mount
+        self._by_namespace.setdefault(mount.namespace, set()).add(mount.device)
+
+    def find(self, device: Device) -> Mount | None:
+        """Return the live mount of that number."""
+        self._check(device)
+        return self._mounts.get(device)
+
+    def count(self, namespace: MountNamespace, limit: int) -> int:
+        """Return how many mounts of `namespace` are alive; it is only counted exactly when it reaches `limit`."""
+        devices = self._by_namespace.get(namespace, set())
+        if 0 <= limit <= len(devices):
+            for device in list(devices):
+                self._check(device)
+        return len(self._by_namespace.get(namespace, ()))
+
+    def reconcile(self) -> None:
+        """Drop every mount that is no more."""
+        for device in list(self._mounts):
+            self._check(device)
+
+    def __len__(self) -> int:
+        return len(self._mounts)
+
+    def __iter__(self) -> Iterator[Mount]:
+        """Yield the mounts, oldest first."""
+        return iter(sorted(self._mounts.values(), key=lambda mount: mount.mounted_at))
+
+    def _check(self, device: Device) -> None:
+        mount = self._mounts.get(device)
+        if mount is not None and self.born(device) != mount.born:
+            self._drop(device)
+
+    def _drop(self, device: Device) -> None:
+        mount = self._mounts.pop(device)
+        siblings = self._by_namespace[mount.namespace]
+        siblings.remove(device)
+        if not siblings:
+            del self._by_namespace[mount.namespace]
+        self._database.execute("DELETE FROM mounts WHERE device = ?", [device])
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    """Open the table. Nothing waits for the disk: a crash of the machine ends the mounts too."""
+    database = sqlite3.connect(path, isolation_level=None)
+    try:
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = OFF")
+        database.execute(
+            f"CREATE TABLE IF NOT EXISTS mounts ({_COLUMNS[0]} INTEGER PRIMARY KEY, {', '.join(_COLUMNS[1:])})"
+        )
+    except sqlite3.Error:
+        database.close()
+        raise
+    return database

@@ -1,0 +1,155 @@
+"""System calls that Python has no name for, by the kernel's own names and argument order.
+
+Each raises OSError with the errno of the call. Imported by the mounter, which is why this needs nothing but ctypes
+and os, and why everything is looked up when the module is imported: later the process may be in a caller's mount
+namespace, where no library must be searched. Numbers from 424 on are the same on every architecture
+(include/uapi/asm-generic/unistd.h).
+"""
+
+import ctypes
+import errno
+import os
+import struct
+import sys
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_syscall = _libc.syscall
+_syscall.restype = ctypes.c_long
+for _function in (_libc.setfsuid, _libc.setfsgid):
+    _function.argtypes = [ctypes.c_uint]
+    _function.restype = ctypes.c_uint
+
+_MOVE_MOUNT = 429
+_FSOPEN = 430
+_FSCONFIG = 431
+_FSMOUNT = 432
+_FACCESSAT2 = 439
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+
+AT_EACCESS = 0x200
+AT_EMPTY_PATH = 0x1000
+AT_STATX_DONT_SYNC = 0x4000
+
+FSOPEN_CLOEXEC = 0x1
+FSCONFIG_SET_FLAG = 0
+FSCONFIG_SET_STRING = 1
+FSCONFIG_CMD_CREATE = 6
+FSMOUNT_CLOEXEC = 0x1
+MOUNT_ATTR_RDONLY = 0x01
+MOUNT_ATTR_NOSUID = 0x02
+MOUNT_ATTR_NODEV = 0x04
+MOUNT_ATTR_NOEXEC = 0x08
+MOUNT_ATTR_NOATIME = 0x10
+MOUNT_ATTR_STRICTATIME = 0x20
+MOUNT_ATTR_NODIRATIME = 0x80
+MOUNT_ATTR_NOSYMFOLLOW = 0x00200000
+MOVE_MOUNT_F_EMPTY_PATH = 0x04
+MOVE_MOUNT_T_EMPTY_PATH = 0x40
+
+MNT_DETACH = 2
+UMOUNT_NOFOLLOW = 8
+
+SOL_SOCKET = 1
+SO_PEERGROUPS = 59
+SO_PEERPIDFD = 77
+
+PR_SET_DUMPABLE = 4
+
+CAP_DAC_READ_SEARCH = 2
+CAP_SYS_ADMIN = 21
+_LINUX_CAPABILITY_VERSION_3 = 0x20080522
+
+
+def _check(result: int) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
+
+
+def setns(fd: int, nstype: int) -> None:
+    """Join the namespaces of the process that the pidfd refers to, or the one namespace of a namespace's fd."""
+    _check(_libc.setns(fd, nstype))
+
+
+def unshare(flags: int) -> None:
+    _check(_libc.unshare(flags))
+
+
+def prctl(option: int, value: int) -> None:
+    _check(_libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0))
+
+
+def setfsids(uid: int, gid: int) -> None:
+    """Check file access as this user and group from now on.
+
+    setfsuid(2) reports no error, so the value is read back. It takes no capability away from a process whose uid is
+    not that of root in its user namespace: `capset` does.
+    """
+    _libc.setfsgid(gid)
+    _libc.setfsuid(uid)
+    if _libc.setfsgid(gid) != gid or _libc.setfsuid(uid) != uid:
+        raise PermissionError(errno.EPERM, "setfsuid")
+
+
+def capset(*capabilities: int) -> None:
+    """Keep these capabilities, permitted and effective, and drop all others for good (struct of linux/capability.h)."""
+    bits = sum(1 << capability for capability in capabilities)
+    header = struct.pack("Ii", _LINUX_CAPABILITY_VERSION_3, 0)
+    low, high = bits & 0xFFFFFFFF, bits >> 32
+    _check(_libc.capset(header, struct.pack("6I", low, low, 0, high, high, 0)))
+
+
+def umount2(target: bytes, flags: int) -> None:
+    _check(_libc.umount2(target, flags))
+
+
+def fsopen(fsname: bytes, flags: int) -> int:
+    return _check(_syscall(_FSOPEN, fsname, flags))
+
+
+def fsconfig(fd: int, cmd: int, key: bytes | None, value: bytes | None, aux: int) -> None:
+    _check(_syscall(_FSCONFIG, fd, cmd, key, value, aux))
+
+
+def fsmount(fsfd: int, flags: int, attr_flags: int) -> int:
+    return _check(_syscall(_FSMOUNT, fsfd, flags, attr_flags))
+
+
+def move_mount(from_dirfd: int, from_path: bytes, to_dirfd: int, to_path: bytes, flags: int) -> None:
+    _check(_syscall(_MOVE_MOUNT, from_dirfd, from_path, to_dirfd, to_path, flags))
+
+
+def faccessat2(dirfd: int, pathname: bytes, mode: int, flags: int) -> None:
+    _check(_syscall(_FACCESSAT2, dirfd, pathname, mode, flags))
+
+
+def peer_groups(fd: int) -> list[int]:
+    """Return the supplementary groups of the process that connected, as the current user namespace sees them."""
+    buffer = (ctypes.c_uint * 65536)()  # NGROUPS_MAX; socket.getsockopt takes a kilobyte at most
+    size = ctypes.c_uint(ctypes.sizeof(buffer))
+    _check(_libc.getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, buffer, ctypes.byref(size)))
+    return buffer[: size.value // 4]
+
+
+def fstatfs_type(fd: int) -> int:
+    """Return f_type of fstatfs(2): the magic number of the filesystem, the first word of struct statfs."""
+    buffer = ctypes.create_string_buffer(256)
+    _check(_libc.fstatfs(fd, buffer))
+    return int.from_bytes(buffer.raw[: ctypes.sizeof(ctypes.c_long)], sys.byteorder)
+
+
+def statx_mount(fd: int) -> tuple[int, int]:
+    """Return (minor device number, mount id) of the mount whose root `fd` is, asking nothing of the filesystem.
+
+    With an empty mask and AT_STATX_DONT_SYNC the kernel answers from what it has, also for a FUSE filesystem which
+    this process may not enter (fs/fuse/dir.c, fuse_getattr). Offsets are those of struct statx.
+    """
+    buffer = ctypes.create_string_buffer(256)
+    _check(_libc.statx(fd, b"", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, 0, buffer))
+    minor = int.from_bytes(buffer.raw[0x8C:0x90], sys.byteorder)
+    mount_id = int.from_bytes(buffer.raw[0x90:0x98], sys.byteorder)
+    return minor, mount_id

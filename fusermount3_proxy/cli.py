@@ -1,0 +1,85 @@
+"""What one call of ``fusermount3`` does, told from the top: mount or unmount through the broker, and say how it went.
+
+The rules are those of fusermount3(1): silence on success, ``argv[0]`` as it came in front of every message, exit
+status 0 if and only if the descriptor was delivered or the filesystem unmounted, else 1.
+"""
+
+from posix import environ, write
+from sys import argv
+
+from fusermount3_proxy import FUSERMOUNT_VERSION, client, comm, commandline, mountpoint, wire
+from fusermount3_proxy.commandline import Invocation
+from fusermount3_proxy.failure import Failure
+
+USAGE = b"""\
+%b: [options] mountpoint
+Options:
+ -h\t\t    print help
+ -V\t\t    print version
+ -o opt[,opt...]    mount options
+ -u\t\t    unmount
+ -q\t\t    quiet
+ -z\t\t    lazy unmount
+"""
+
+
+def main() -> int:
+    """Carry out the call in `sys.argv`; return the exit status."""
+    program, *arguments = [argument.encode("utf-8", "surrogateescape") for argument in argv] or [b"fusermount"]
+    try:
+        return _run(program, commandline.parse(arguments))
+    except Failure as failure:
+        _print(2, b"%b: %b\n" % (program, failure.text))
+        return 1
+
+
+def _run(program: bytes, call: Invocation) -> int:
+    if call.version:
+        _print(1, b"fusermount3 version: %b\n" % FUSERMOUNT_VERSION.encode())
+        return 0
+    if call.help:
+        _print(1, USAGE % program)
+        return 1
+    if call.unmount:
+        return _unmount(program, call)
+    return _mount(program, call)
+
+
+def _mount(program: bytes, call: Invocation) -> int:
+    place = mountpoint.locate(call.mountpoint)
+    socket = comm.find(call.comm_fd, environ)
+    request = wire.MountRequest(place.path, call.options)
+    answer = client.ask(client.socket_path(environ), request, mountpoint.pin(place))
+    _print_reply(program, answer.reply)
+    if answer.reply.errno:
+        return 1
+    if answer.descriptor < 0:
+        raise Failure(b"mount failed: the broker sent no descriptor")
+    comm.send(socket, answer.descriptor)
+    client.commit(answer)
+    return 0
+
+
+def _unmount(program: bytes, call: Invocation) -> int:
+    place = mountpoint.locate(call.mountpoint)
+    request = wire.UnmountRequest(place.path, place.name, call.lazy)
+    answer = client.ask(client.socket_path(environ), request, place.directory)
+    if not call.quiet:
+        _print_reply(program, answer.reply)
+    return 1 if answer.reply.errno else 0
+
+
+def _print_reply(program: bytes, reply: wire.Reply) -> None:
+    """Print the warnings; and for a refusal its text, and the name under which it stands in the broker's log."""
+    for warning in reply.warnings:
+        _print(2, b"%b: %b\n" % (program, warning))
+    if reply.errno:
+        _print(2, b"%b: %b\n%b: broker request %b\n" % (program, reply.text, program, reply.id))
+
+
+def _print(stream: int, text: bytes) -> None:
+    """Write `text`; a stream that is closed or full is no reason for a mount to fail."""
+    try:
+        write(stream, text)
+    except OSError:
+        pass

@@ -1,0 +1,124 @@
+"""The way to the broker: find its socket, wait for it within bounds, send one request, receive one reply.
+
+No caller of fusermount3 has a timeout, so every step here has one. A broker that is not there yet, or that goes
+away before it answers, is asked again: a request without a reply was not carried out, or is rolled back, because
+a mount counts only when it was committed.
+"""
+
+from _socket import (
+    AF_UNIX,
+    MSG_CMSG_CLOEXEC,
+    MSG_NOSIGNAL,
+    SCM_RIGHTS,
+    SOCK_CLOEXEC,
+    SOCK_SEQPACKET,
+    SOL_SOCKET,
+    socket,
+)
+from errno import (
+    EAGAIN,
+    ECONNABORTED,
+    ECONNREFUSED,
+    ECONNRESET,
+    EMSGSIZE,
+    ENOENT,
+    EPIPE,
+    ETIMEDOUT,
+)
+from posix import O_CLOEXEC, O_RDONLY, close, open, read, strerror
+from sys import byteorder
+from time import monotonic, sleep
+
+from fusermount3_proxy import wire
+from fusermount3_proxy.failure import Failure, reason
+
+VARIABLE = b"FUSERMOUNT3PROXY_FDPASSING_SOCKPATH"
+CONFIGURATION = b"/etc/fusermount3-proxy/socket"
+DEFAULT_PATH = b"/run/fusermount3-proxy/broker.sock"
+
+#: Seconds that a broker which is not there is waited for.
+PATIENCE = 10.0
+#: Seconds that a reply may take. Longer than the broker's own deadlines, so that its refusal is what the user reads.
+REPLY_TIMEOUT = 30.0
+
+#: What connect(2) and the exchange fail with while a broker starts, restarts or has its hands full.
+_NOT_YET = (EAGAIN, ECONNABORTED, ECONNREFUSED, ECONNRESET, ENOENT, EPIPE)
+
+
+def socket_path(environment: dict[bytes, bytes]) -> bytes:
+    """Return where the broker listens: what the environment says, else the file in /etc, else the default."""
+    return environment.get(VARIABLE) or _configured_path() or DEFAULT_PATH
+
+
+def _configured_path() -> bytes:
+    try:
+        file = open(CONFIGURATION, O_RDONLY | O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return read(file, 4096).partition(b"\n")[0].strip()
+    except OSError:
+        return b""
+    finally:
+        close(file)
+
+
+class Answer:
+    """A reply, the descriptor that came with it (-1 if none), and the connection, for what is still to be said."""
+
+    __slots__ = ("connection", "descriptor", "reply")
+
+    def __init__(self, connection: socket, reply: wire.Reply, descriptor: int) -> None:
+        self.connection = connection
+        self.reply = reply
+        self.descriptor = descriptor
+
+
+def ask(path: bytes, request: wire.Request, descriptor: int) -> Answer:
+    """Send `request` with `descriptor` to the broker at `path`, and return what it answers. Raises Failure."""
+    try:
+        record = wire.encode_request(request)
+    except wire.ProtocolError as error:
+        raise Failure(error.text.encode()) from None
+    give_up = monotonic() + PATIENCE
+    pause = 0.005
+    while True:
+        try:
+            return _exchange(path, record, descriptor)
+        except TimeoutError:
+            raise Failure(b"mount failed: %b" % strerror(ETIMEDOUT).encode()) from None
+        except wire.ProtocolError as error:
+            raise Failure(b"broker at %b: %b" % (path, error.text.encode())) from None
+        except OSError as error:
+            if error.errno not in _NOT_YET:
+                raise Failure(b"broker at %b: %b" % (path, reason(error))) from None
+            if monotonic() + pause > give_up:
+                waited = b"waited %d seconds for it" % PATIENCE
+                raise Failure(b"no broker at %b: %b, %b" % (path, reason(error), waited)) from None
+        sleep(pause)
+        pause = min(2 * pause, 0.5)
+
+
+def commit(answer: Answer) -> None:
+    """Tell the broker that the mount is in use. Raises Failure when the broker is gone, and the mount with it."""
+    try:
+        answer.connection.send(wire.encode_request(wire.CommitRequest()), MSG_NOSIGNAL)
+    except OSError as error:
+        raise Failure(b"broker: %b" % reason(error)) from None
+
+
+def _exchange(path: bytes, record: bytes, descriptor: int) -> Answer:
+    """Raises OSError, TimeoutError among them, and ProtocolError."""
+    connection = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC)
+    connection.settimeout(REPLY_TIMEOUT)
+    connection.connect(path)
+    attached = [(SOL_SOCKET, SCM_RIGHTS, descriptor.to_bytes(4, byteorder))]
+    connection.sendmsg([record], attached, MSG_NOSIGNAL)
+    data, ancillary, flags, _ = connection.recvmsg(wire.MAX_MESSAGE, wire.ANCILLARY_SPACE, MSG_CMSG_CLOEXEC)
+    if not data:
+        raise ConnectionResetError(ECONNRESET, "the broker closed the connection")
+    wire.check_whole(flags)
+    received = wire.descriptors(ancillary)
+    if len(received) > 1:
+        raise wire.ProtocolError(EMSGSIZE, "reply with surplus file descriptors")
+    return Answer(connection, wire.decode_reply(data), received[0] if received else -1)

@@ -1,0 +1,274 @@
+"""The messages between proxy and broker: bytes and a count of descriptors in, a message out. No I/O happens here.
+
+A message is one record of a SOCK_SEQPACKET socket: fields ``name=value``, each ended by a NUL byte, as in
+``/proc/PID/environ``. Descriptors are attached to the record that names what they are for. docs/protocol.md is
+written for somebody who implements a client from it; proxy and broker share this module.
+
+The record layer, `pack` and `unpack`, knows nothing of operations; above it stand one class a message, and
+`decode_request` and `decode_reply`. Everything a peer can get wrong raises `ProtocolError`.
+"""
+
+from _socket import CMSG_LEN, MSG_CTRUNC, MSG_TRUNC, SCM_RIGHTS, SOL_SOCKET
+from errno import EBADMSG, EMSGSIZE, EOPNOTSUPP, EPROTONOSUPPORT
+from sys import byteorder
+
+#: The versions of the protocol that this code speaks, oldest and newest.
+OLDEST, NEWEST = 1, 1
+
+#: The largest message, in bytes. An options string of a page, a path of PATH_MAX and the rest fit many times.
+MAX_MESSAGE = 64 * 1024
+#: The most descriptors that are received with one message. No message carries more than one; the room above that
+#: lets a surplus be counted and refused by name.
+MAX_DESCRIPTORS = 4
+#: The buffer that recvmsg(2) needs for them; an `int` of C is four bytes on Linux.
+ANCILLARY_SPACE = CMSG_LEN(4 * MAX_DESCRIPTORS)
+MAX_FIELDS = 32
+MAX_NAME = 32
+
+_NAME_BYTES = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789-")
+
+
+class ProtocolError(Exception):
+    """The peer sent something that is not a message of this protocol.
+
+    `errno` and `text` are what a refusal of it says.
+    """
+
+    def __init__(self, errno: int, text: str) -> None:
+        super().__init__(text)
+        self.errno = errno
+        self.text = text
+
+
+# The record layer ----------------------------------------------------------------------------------------------
+
+
+def pack(fields: dict[str, bytes]) -> bytes:
+    """Return the record that holds `fields`, in their order.
+
+    Raises ProtocolError (EBADMSG, EMSGSIZE) for what no receiver would take, so that a mistake shows at its cause.
+    """
+    record = b"".join([b"%b=%b\0" % (name.encode(), value) for name, value in fields.items()])
+    if unpack(record) != fields:
+        raise ProtocolError(EBADMSG, "a value holds a NUL byte")
+    return record
+
+
+def unpack(record: bytes) -> dict[str, bytes]:
+    """Return the fields of `record` by name. Raises ProtocolError (EBADMSG, EMSGSIZE)."""
+    if len(record) > MAX_MESSAGE:
+        raise ProtocolError(EMSGSIZE, f"message of more than {MAX_MESSAGE} bytes")
+    if not record.endswith(b"\0"):
+        raise ProtocolError(EBADMSG, "message does not end with a NUL byte")
+    items = record[:-1].split(b"\0")
+    if len(items) > MAX_FIELDS:
+        raise ProtocolError(EBADMSG, f"message of more than {MAX_FIELDS} fields")
+    fields: dict[str, bytes] = {}
+    for item in items:
+        name, equals, value = item.partition(b"=")
+        if not equals or not name or len(name) > MAX_NAME or not _NAME_BYTES.issuperset(name):
+            raise ProtocolError(EBADMSG, "message holds a malformed field")
+        if name.decode() in fields:
+            raise ProtocolError(EBADMSG, f"field '{name.decode()}' given twice")
+        fields[name.decode()] = value
+    return fields
+
+
+def descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    """Return the descriptors that recvmsg(2) delivered, as numbers of this process, in the order sent."""
+    found: list[int] = []
+    for level, kind, data in ancillary:
+        if level == SOL_SOCKET and kind == SCM_RIGHTS:
+            found += [int.from_bytes(data[at : at + 4], byteorder) for at in range(0, len(data) - 3, 4)]
+    return found
+
+
+def check_whole(flags: int) -> None:
+    """Refuse what recvmsg(2) had to cut. `flags` are its msg_flags. Raises ProtocolError (EMSGSIZE)."""
+    if flags & MSG_TRUNC:
+        raise ProtocolError(EMSGSIZE, f"message of more than {MAX_MESSAGE} bytes")
+    if flags & MSG_CTRUNC:
+        raise ProtocolError(EMSGSIZE, f"message with more than {MAX_DESCRIPTORS} file descriptors")
+
+
+# Requests ------------------------------------------------------------------------------------------------------
+
+
+class MountRequest:
+    """Mount a FUSE filesystem; `DESCRIPTORS` is the mountpoint, opened O_PATH by the caller.
+
+    `mountpoint` is the caller's path of it, for messages and logs only. `options` is the argument of ``-o``.
+    """
+
+    OPERATION = "mount"
+    DESCRIPTORS = 1
+    __slots__ = ("mountpoint", "options")
+
+    def __init__(self, mountpoint: bytes, options: bytes) -> None:
+        self.mountpoint = mountpoint
+        self.options = options
+
+    def fields(self) -> dict[str, bytes]:
+        return {"mountpoint": self.mountpoint, "options": self.options}
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, bytes]) -> "MountRequest":
+        return cls(_required(fields, "mountpoint"), fields.get("options", b""))
+
+
+class UnmountRequest:
+    """Unmount what is mounted on `name` in a directory; `DESCRIPTORS` is that directory, opened O_PATH.
+
+    `name` is one path component; `lazy` asks for MNT_DETACH; `mountpoint` is the path for messages and logs.
+    """
+
+    OPERATION = "unmount"
+    DESCRIPTORS = 1
+    __slots__ = ("lazy", "mountpoint", "name")
+
+    def __init__(self, mountpoint: bytes, name: bytes, lazy: bool) -> None:
+        self.mountpoint = mountpoint
+        self.name = name
+        self.lazy = lazy
+
+    def fields(self) -> dict[str, bytes]:
+        return {"mountpoint": self.mountpoint, "name": self.name, "lazy": _BOOL[self.lazy]}
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, bytes]) -> "UnmountRequest":
+        name = _required(fields, "name")
+        if name in (b"", b".", b"..") or b"/" in name or len(name) > 255:
+            raise ProtocolError(EBADMSG, "field 'name' is not one path component")
+        return cls(_required(fields, "mountpoint"), name, _boolean(fields, "lazy"))
+
+
+class CommitRequest:
+    """The descriptor of a mount has reached the FUSE program: keep the mount.
+
+    The second message of a connection, after the reply to a mount. A connection that ends without it is rolled back.
+    """
+
+    OPERATION = "commit"
+    DESCRIPTORS = 0
+    __slots__ = ()
+
+    def fields(self) -> dict[str, bytes]:
+        return {}
+
+    @classmethod
+    def from_fields(cls, _fields: dict[str, bytes]) -> "CommitRequest":
+        return cls()
+
+
+Request = MountRequest | UnmountRequest | CommitRequest
+_REQUESTS: dict[bytes, "type[MountRequest] | type[UnmountRequest] | type[CommitRequest]"] = {
+    kind.OPERATION.encode(): kind for kind in (MountRequest, UnmountRequest, CommitRequest)
+}
+
+
+def encode_request(request: Request) -> bytes:
+    """Return the record of `request`. Raises ProtocolError (EBADMSG, EMSGSIZE)."""
+    return pack(
+        {
+            "protocol": f"{OLDEST}-{NEWEST}".encode(),
+            "operation": request.OPERATION.encode(),
+            **request.fields(),
+        }
+    )
+
+
+def decode_request(record: bytes, descriptors: int) -> Request:
+    """Return the request in `record`, which came with that many descriptors.
+
+    Raises ProtocolError: EPROTONOSUPPORT for a version range without one that is spoken here, EOPNOTSUPP for an
+    unknown operation, EMSGSIZE and EBADMSG for the rest.
+    """
+    fields = unpack(record)
+    _check_versions(_required(fields, "protocol"))
+    operation = _required(fields, "operation")
+    kind = _REQUESTS.get(operation)
+    if kind is None:
+        raise ProtocolError(EOPNOTSUPP, f"unknown operation '{operation[:64].decode('ascii', 'replace')}'")
+    if descriptors != kind.DESCRIPTORS:
+        raise ProtocolError(
+            EBADMSG, f"'{kind.OPERATION}' takes {kind.DESCRIPTORS} file descriptors, {descriptors} came"
+        )
+    return kind.from_fields(fields)
+
+
+# Replies -------------------------------------------------------------------------------------------------------
+
+
+class Reply:
+    """What the broker answers. `warnings` are lines for the user, one each; `id` names the request in its log.
+
+    `errno` is 0 for a request that was carried out. Otherwise nothing was changed, and `text` is what the user
+    reads after the name of the program. A reply to a mount that was carried out brings the /dev/fuse descriptor.
+    """
+
+    __slots__ = ("errno", "id", "text", "warnings")
+
+    def __init__(self, id: bytes, errno: int = 0, text: bytes = b"", warnings: tuple[bytes, ...] = ()) -> None:
+        self.id = id
+        self.errno = errno
+        self.text = text
+        self.warnings = warnings
+
+
+def encode_reply(reply: Reply) -> bytes:
+    """Return the record of `reply`. Raises ProtocolError (EBADMSG, EMSGSIZE)."""
+    fields = {"protocol": b"%d" % NEWEST, "id": reply.id, "errno": b"%d" % reply.errno}
+    if reply.text:
+        fields["text"] = reply.text
+    if reply.warnings:
+        fields["warnings"] = b"\n".join(reply.warnings)
+    return pack(fields)
+
+
+def decode_reply(record: bytes) -> Reply:
+    """Return the reply in `record`. Raises ProtocolError (EBADMSG, EMSGSIZE, EPROTONOSUPPORT)."""
+    fields = unpack(record)
+    _check_versions(_required(fields, "protocol"))
+    warnings = fields.get("warnings", b"")
+    return Reply(
+        _required(fields, "id"),
+        _number(_required(fields, "errno")),
+        fields.get("text", b""),
+        tuple(warnings.split(b"\n")) if warnings else (),
+    )
+
+
+# Fields --------------------------------------------------------------------------------------------------------
+
+_BOOL = (b"0", b"1")
+
+
+def _required(fields: dict[str, bytes], name: str) -> bytes:
+    if name not in fields:
+        raise ProtocolError(EBADMSG, f"field '{name}' is missing")
+    return fields[name]
+
+
+def _boolean(fields: dict[str, bytes], name: str) -> bool:
+    value = fields.get(name, b"0")
+    if value not in _BOOL:
+        raise ProtocolError(EBADMSG, f"field '{name}' is neither 0 nor 1")
+    return value == b"1"
+
+
+def _number(text: bytes) -> int:
+    """Return the number that `text` writes in at most nine decimal digits."""
+    if not text.isdigit() or len(text) > 9:
+        raise ProtocolError(EBADMSG, "a number is malformed")
+    return int(text)
+
+
+def _check_versions(text: bytes) -> None:
+    """`text` is ``N`` or ``OLDEST-NEWEST``."""
+    oldest, dash, newest = text.partition(b"-")
+    if _number(newest if dash else oldest) < OLDEST or _number(oldest) > NEWEST:
+        raise ProtocolError(
+            EPROTONOSUPPORT,
+            f"protocol versions {OLDEST} to {NEWEST} are spoken here, "
+            f"the peer speaks {text[:19].decode('ascii', 'replace')}",
+        )

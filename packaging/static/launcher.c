@@ -1,0 +1,229 @@
+/*
+ * launcher.c - starts the Python program that is frozen into fusermount3-proxy.
+ *
+ * Whatever must happen before there is an interpreter happens here, in this order: give up a setuid bit's
+ * privilege, see that descriptors 0-2 are open, and, in the process that watches over auto_unmount, wait.
+ * Everything that decides anything is Python.
+ *
+ * The interpreter is brought up to its "core" phase only (PyConfig._init_main = 0): built-in and frozen
+ * modules can be imported, but there is no sys.path and no sys.stdout, and not one file is opened. So the
+ * program starts fast, and runs in an image that holds nothing else.
+ */
+#define _GNU_SOURCE
+#include <Python.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+/* The number of the comm socket, in the process that watches it: the Python side sets it and execs itself. */
+#define WATCH_VARIABLE "FUSERMOUNT3PROXY_WATCH"
+
+#define PROGRAM_MODULE "fusermount3_proxy.cli"
+
+PyMODINIT_FUNC PyInit__imp(void);
+PyMODINIT_FUNC PyInit__signal(void);
+PyMODINIT_FUNC PyInit__socket(void);
+PyMODINIT_FUNC PyInit_errno(void);
+PyMODINIT_FUNC PyInit_posix(void);
+PyMODINIT_FUNC PyInit_time(void);
+
+/*
+ * The main phase, which is left out here, would have called these two: without them the import of _signal
+ * crashes, and so does a UnicodeError since 3.13 (until then the codec registry came up by itself).
+ */
+extern int _PySignal_Init(int install_signal_handlers);
+#if PY_VERSION_HEX >= 0x030d0000
+extern PyStatus _PyCodec_InitRegistry(PyInterpreterState *interpreter);
+#endif
+
+static PyObject *init_signal(void)
+{
+    return _PySignal_Init(0) == 0 ? PyInit__signal() : NULL;
+}
+
+/* The built-in modules: those that the program may import, then those that the core asks for. */
+struct _inittab _PyImport_Inittab[] = {
+    {"posix", PyInit_posix},
+    {"_socket", PyInit__socket},
+    {"errno", PyInit_errno},
+    {"time", PyInit_time},
+    {"_signal", init_signal},
+
+    {"_imp", PyInit__imp},
+    {"builtins", NULL},
+    {"sys", NULL},
+    {NULL, NULL},
+};
+
+/* It replaces a program that is installed setuid, and needs no privilege itself. */
+static void drop_privilege(void)
+{
+    uid_t ruid, euid, suid;
+    gid_t rgid, egid, sgid;
+
+    if (getresuid(&ruid, &euid, &suid) != 0 || getresgid(&rgid, &egid, &sgid) != 0)
+        _exit(1);
+    if (euid == ruid && suid == ruid && egid == rgid && sgid == rgid)
+        return;
+    /* The group first: once the user id is given up, there is no right to change it. */
+    if (setresgid(rgid, rgid, rgid) != 0 || setresuid(ruid, ruid, ruid) != 0)
+        _exit(1);
+    if (getresuid(&ruid, &euid, &suid) != 0 || getresgid(&rgid, &egid, &sgid) != 0)
+        _exit(1);
+    if (euid != ruid || suid != ruid || egid != rgid || sgid != rgid)
+        _exit(1);
+}
+
+/* A socket that got number 2 would be written to by the next error message. */
+static void reopen_closed_stdio(void)
+{
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
+        if (fcntl(fd, F_GETFD) != -1 || errno != EBADF)
+            continue;
+        /* An image may lack /dev/null, but not "/"; with O_PATH, I/O fails as on a closed descriptor. */
+        if (open("/dev/null", O_RDWR) != fd && open("/", O_PATH) != fd)
+            _exit(1);
+    }
+}
+
+/* The comm socket's number, or -1 if this process is not the one that watches it. */
+static int watched_socket(void)
+{
+    const char *text = getenv(WATCH_VARIABLE);
+    char *end;
+    int type;
+    socklen_t size = sizeof type;
+
+    if (text == NULL || *text < '0' || *text > '9')
+        return -1;
+    errno = 0;
+    long fd = strtol(text, &end, 10);
+    if (errno != 0 || *end != '\0' || fd > INT_MAX)
+        return -1;
+    return getsockopt((int)fd, SOL_SOCKET, SO_TYPE, &type, &size) == 0 ? (int)fd : -1;
+}
+
+/*
+ * Returns when the other end of the socket is closed, that is when the FUSE program is gone. There is one
+ * such process per mount, perhaps for months: here it has touched only a few pages of memory.
+ */
+static void wait_for_close(int fd)
+{
+    for (;;) {
+        struct pollfd readable = {.fd = fd, .events = POLLIN};
+        char discarded[256];
+
+        /* The FUSE program may have made the socket non-blocking, so it is poll that waits. */
+        poll(&readable, 1, -1);
+        ssize_t size = recv(fd, discarded, sizeof discarded, MSG_DONTWAIT);
+        if (size == 0 || (size < 0 && errno != EINTR && errno != EAGAIN))
+            return;
+    }
+}
+
+static _Noreturn void fail(const char *program, const char *what, const char *why)
+{
+    dprintf(STDERR_FILENO, "%s: internal error: %s: %s\n", program, what, why);
+    _exit(1);
+}
+
+/* Isolated: no environment variable, file or signal handler has a say in how the interpreter works. */
+static void start_python(const char *program)
+{
+    PyPreConfig preconfig;
+    PyConfig config;
+
+    PyPreConfig_InitIsolatedConfig(&preconfig);
+    preconfig.utf8_mode = 1;
+    PyStatus status = Py_PreInitialize(&preconfig);
+
+    if (!PyStatus_Exception(status)) {
+        PyConfig_InitIsolatedConfig(&config);
+        config._init_main = 0;
+        config.site_import = 0;
+        config.write_bytecode = 0;
+        /* Answering one request of its own caller needs no random hashes, and so no getrandom. */
+        config.use_hash_seed = 1;
+        config.hash_seed = 0;
+        status = Py_InitializeFromConfig(&config);
+    }
+#if PY_VERSION_HEX >= 0x030d0000
+    if (!PyStatus_Exception(status))
+        status = _PyCodec_InitRegistry(PyInterpreterState_Get());
+#endif
+    if (PyStatus_Exception(status))
+        fail(program, status.func ? status.func : "start", status.err_msg ? status.err_msg : "unknown");
+
+    /* The process ends after one request; what garbage there is costs less than the search for it. */
+    PyGC_Disable();
+}
+
+/* The core phase leaves sys.argv unset. Bytes that are not UTF-8 become lone surrogates, as in any Python. */
+static int set_argv(int argc, char *const argv[])
+{
+    PyObject *list = PyList_New(argc);
+
+    if (list == NULL)
+        return -1;
+    for (int i = 0; i < argc; i++) {
+        PyObject *argument = PyUnicode_DecodeUTF8(argv[i], (Py_ssize_t)strlen(argv[i]), "surrogateescape");
+        if (argument == NULL)
+            return -1;
+        PyList_SET_ITEM(list, i, argument);
+    }
+    return PySys_SetObject("argv", list);
+}
+
+/* Returns what main() returned; -1 with an exception set if it did not get so far. */
+static int run_main(int argc, char *const argv[])
+{
+    if (set_argv(argc, argv) != 0)
+        return -1;
+    PyObject *module = PyImport_ImportModule(PROGRAM_MODULE);
+    if (module == NULL)
+        return -1;
+    PyObject *result = PyObject_CallMethod(module, "main", NULL);
+    if (result == NULL)
+        return -1;
+    return (int)PyLong_AsLong(result);
+}
+
+/* There is no sys.stderr to print a traceback to. */
+static _Noreturn void fail_with_exception(const char *program)
+{
+    PyObject *type, *value, *traceback;
+
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    PyObject *text = PyObject_Str(value);
+    PyObject *bytes = text ? PyUnicode_AsEncodedString(text, "utf-8", "backslashreplace") : NULL;
+    fail(program, Py_TYPE(value)->tp_name, bytes ? PyBytes_AS_STRING(bytes) : "?");
+}
+
+int main(int argc, char *argv[])
+{
+    static char *const no_argv[] = {"fusermount", NULL};
+    char *const *arguments = argv;
+
+    drop_privilege();
+    reopen_closed_stdio();
+    if (argc == 0) {
+        argc = 1;
+        arguments = no_argv;
+    }
+    int watched = watched_socket();
+    if (watched >= 0)
+        wait_for_close(watched);
+
+    start_python(arguments[0]);
+    int code = run_main(argc, arguments);
+    if (PyErr_Occurred())
+        fail_with_exception(arguments[0]);
+    /* The kernel frees memory faster than the interpreter does. */
+    _exit(code);
+}

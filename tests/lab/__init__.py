@@ -1,0 +1,14 @@
+"""The lab: real containers, real FUSE programs and a real sshd, for the end-to-end tests and for `make demo`.
+
+Read in this order:
+
+- `cache`     what is slow to make is made once, kept outside the checkout, and checked before it is used
+  again;
+- `images`    container images out of Debian packages, since no registry is needed to get those;
+- `podman`    containers as a user starts them: default capabilities, no /dev/fuse, no network;
+- `programs`  FUSE programs of our own, compiled from tests/programs;
+- `sshd`      the other end of sshfs.
+
+Nothing here knows the proxy or the broker: a test puts them into a container as a user would, as a volume.
+The lab needs root and the Debian packages in the file `apt-packages` beside this one.
+"""

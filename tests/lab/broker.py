@@ -1,0 +1,127 @@
+"""The broker as an administrator runs it: the installed program, with a configuration file of its own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.lab.commands import run
+from tests.lab.podman import Volume
+
+PROGRAM = Path(sys.executable).with_name("fusermount3-broker")
+PROXY = Path(__file__).parents[2] / "build/static/fusermount3-proxy"
+"""The static executable that `make static` builds."""
+
+
+class Broker:
+    """A running broker with its sockets and state in a directory of its own; gone when the `with` block ends.
+
+    with Broker("user_allow_other = true") as broker:
+        Container(image, options=Options(volumes=broker.volumes()))
+    """
+
+    def __init__(self, configuration: str = "", command: tuple[str | Path, ...] = (PROGRAM,)) -> None:
+        """`configuration` is TOML, added to what makes it live in its directory; `command` starts it."""
+        self._configuration = configuration
+        self._command = command
+        self._directory = tempfile.TemporaryDirectory(prefix="fusermount3-broker-")
+        self.directory = Path(self._directory.name)
+        self.socket = self.directory / "sockets" / "broker.sock"
+        self.config = self.directory / "broker.toml"
+        self.log = self.directory / "log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Broker:
+        self.directory.chmod(0o755)
+        self.configure(self._configuration)
+        self.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        try:
+            self.stop()
+        finally:
+            self._directory.cleanup()
+
+    def configure(self, configuration: str) -> None:
+        """Write the configuration file; `reload` or a start puts it into force."""
+        self.config.write_text(
+            f'control_socket = "{self.directory}/control/control.sock"\n'
+            f'state_directory = "{self.directory}/state"\n'
+            f"{configuration}\n"
+            f'[[socket]]\npath = "{self.socket}"\n'
+        )
+
+    def start(self) -> None:
+        """Start it, and return when it serves."""
+        served = self.records("serving")
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*self._command, "serve", "--config", self.config], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        self.wait_for("serving", len(served) + 1)
+
+    def stop(self) -> None:
+        """End it as systemd does, and check that it ends well."""
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            status = self.process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+        assert status == 0, self.log.read_text()
+
+    def reload(self) -> None:
+        """Have it read its configuration again, and return when it has."""
+        seen = len(self.records("configuration"))
+        self.process.send_signal(signal.SIGHUP)
+        self.wait_for("configuration", seen + 1)
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None, "the broker has not been started"
+        return self._process
+
+    def records(self, message: str = "") -> list[dict[str, Any]]:
+        """Return the log records whose message begins with `message`."""
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        records = [json.loads(line) for line in lines if line.startswith("{")]
+        return [record for record in records if record["message"].startswith(message)]
+
+    def wait_for(self, message: str, count: int = 1, seconds: float = 15) -> list[dict[str, Any]]:
+        """Return the records whose message begins so, once there are `count` of them."""
+        give_up = time.monotonic() + seconds
+        while len(found := self.records(message)) < count:
+            assert self.process.poll() is None, f"the broker has ended:\n{self.log.read_text()}"
+            assert time.monotonic() < give_up, f"no {message!r} in the log:\n{self.log.read_text()}"
+            time.sleep(0.01)
+        return found
+
+    def mounts(self) -> list[dict[str, Any]]:
+        """Return what `fusermount3-broker mounts --json` prints."""
+        mounts: list[dict[str, Any]] = json.loads(self.ask("mounts", "--json"))
+        return mounts
+
+    def status(self) -> dict[str, Any]:
+        """Return what `fusermount3-broker status --json` prints."""
+        status: dict[str, Any] = json.loads(self.ask("status", "--json"))
+        return status
+
+    def ask(self, *arguments: str) -> str:
+        """Return what a command of fusermount3-broker prints."""
+        return run([*self._command, arguments[0], "--config", self.config, *arguments[1:]]).stdout
+
+    def volumes(self, helper: Path = PROXY) -> list[Volume]:
+        """What a container gets: the socket's directory, and the proxy under the names that callers look for."""
+        return [
+            Volume(self.socket.parent, "/run/fusermount3-proxy"),
+            Volume(helper, "/usr/bin/fusermount3"),
+            Volume(helper, "/usr/bin/fusermount"),
+        ]

@@ -1,0 +1,261 @@
+"""Container images out of Debian packages: no registry is needed, and what is in them is known.
+
+`image_tag(RECIPE)` returns the name of an image that podman has, after it made the image if need be. That
+takes seconds to a minute the first time (packages are downloaded), half a second later: a Debian root
+filesystem stays in the cache as a tarball, and an image in podman is used again when it was imported from
+just that tarball.
+
+`BUSYBOX`, `SSHFS`, `DEBIAN` and `SYSTEMD` are the images of the lab; `scratch_tag` makes one that holds
+nothing but the given files. All but the last have the users root and `user` (uid and gid 1000), and
+the empty directories /mnt, which is root's, and /home/user/mnt, the user's, to mount on.
+"""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.lab.cache import Cache, read_manifest, recipe_hash, sha256
+from tests.lab.commands import Argument, run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+REPOSITORY = "localhost/fusermount3-proxy-lab"
+ROOTFS = "rootfs.tar.zst"
+DIGEST_LABEL = "fusermount3-proxy-lab.tarball"
+NAME_LABEL = "fusermount3-proxy-lab.name"
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@dataclass(frozen=True)
+class DebianRecipe:
+    """A Debian root filesystem: the suite's minimal system with apt, and packages with what they depend on
+    (not what they recommend)."""
+
+    name: str
+    packages: Sequence[str]
+    suite: str = "bookworm"
+
+    def key(self) -> str:
+        return recipe_hash(self.name, self.suite, *self.packages, *MMDEBSTRAP)
+
+
+MMDEBSTRAP = (
+    "mmdebstrap",
+    "--quiet",
+    "--variant=apt",
+    "--dpkgopt=path-exclude=/usr/share/doc/*",
+    "--dpkgopt=path-exclude=/usr/share/man/*",
+    "--dpkgopt=path-exclude=/usr/share/locale/*",
+    '--customize-hook=chroot "$1" useradd --uid 1000 --user-group --create-home --shell /bin/sh user',
+    '--customize-hook=install --directory --owner=1000 --group=1000 "$1/home/user/mnt"',
+)
+
+SSHFS = DebianRecipe("sshfs", ("sshfs",))
+"""sshfs and what it needs, libfuse 3 and ssh; no Python."""
+
+DEBIAN = DebianRecipe(
+    "debian",
+    (
+        "sshfs",  # C, libfuse 3
+        "bindfs",  # C, libfuse 3
+        "archivemount",  # C, libfuse 2: it calls /bin/fusermount
+        "rclone",  # Go, bazil.org/fuse
+        "python3-pyfuse3",  # Python, libfuse 3's low-level API
+        "procps",
+    ),
+)
+"""FUSE programs of each kind."""
+
+SYSTEMD = DebianRecipe(
+    "systemd",
+    (
+        "systemd",
+        "systemd-sysv",
+        "dbus",
+        "python3",
+        "python3-click",
+        "python3-psutil",
+        "python3-pyxattr",
+        "python3-systemd",
+        "python3-rich",
+        "fuse3",
+        "sshfs",
+        "procps",
+    ),
+)
+"""A system that boots (Options(privileged=True, extra=["--systemd=always"]), command /sbin/init) and has
+what the broker imports."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One path of an image: a directory, a symbolic link (`link` set) or a copy of a file of the host
+    (`file` set)."""
+
+    path: str
+    mode: int = 0o755
+    owner: int = 0
+    file: Path | None = None
+    link: str | None = None
+
+
+SKELETON = (
+    *(Entry(path) for path in ("dev", "etc", "proc", "run", "sys", "var")),
+    *(Entry(path, 0o1777) for path in ("tmp", "var/tmp")),
+    Entry("root", 0o700),
+    Entry("home"),
+    Entry("home/user", owner=1000),
+    Entry("home/user/mnt", owner=1000),
+    Entry("mnt"),
+)
+
+BUSYBOX = "busybox"
+"""The name of the image with a static busybox, its links and nothing else: no libc, no FUSE."""
+
+
+def image_tag(image: DebianRecipe | str, cache: Cache | None = None) -> str:
+    """The podman name of an image of the lab, made now unless podman has it already."""
+    if image == BUSYBOX:
+        return tag_of_entries(BUSYBOX, busybox_entries(), users=True)
+    assert isinstance(image, DebianRecipe), f"the lab has no image {image!r}"
+    return debian_tag(image, cache or Cache())
+
+
+def scratch_tag(files: Mapping[str, tuple[Path, int]], directories: Mapping[str, int] | None = None) -> str:
+    """The name of an image that holds just these: {path: (file on the host, mode)} and {path: mode}, all
+    owned by root.
+
+    Without `directories` there is one mountpoint, /mnt, which everybody may write to (and mount on).
+    """
+    entries = [Entry(path.strip("/"), mode) for path, mode in (directories or {"/mnt": 0o777}).items()]
+    entries += [Entry(path.strip("/"), mode, file=file) for path, (file, mode) in files.items()]
+    tag = tag_of_entries("scratch", entries, users=False)
+    prune_scratch()
+    return tag
+
+
+def debian_tag(recipe: DebianRecipe, cache: Cache) -> str:
+    """As image_tag; the tarball is in the cache."""
+    rootfs = cache.entry(f"rootfs-{recipe.name}", recipe.key(), lambda path: build_rootfs(recipe, path / ROOTFS))
+    tag = f"{REPOSITORY}/{recipe.name}:{recipe.key()}"
+    with cache.locked(f"image-{recipe.name}-{recipe.key()}"):
+        return imported(tag, rootfs / ROOTFS, read_manifest(rootfs)[ROOTFS], recipe.name)
+
+
+def tag_of_entries(name: str, entries: Iterable[Entry], *, users: bool) -> str:
+    """Imports these paths as an image; the same content has the same tag, and is imported once."""
+    with tempfile.TemporaryDirectory() as directory:
+        tarball = Path(directory) / "rootfs.tar"
+        write_tarball(tarball, entries, users=users)
+        digest = sha256(tarball)
+        return imported(f"{REPOSITORY}/{name}:{digest[:16]}", tarball, digest, name)
+
+
+def imported(tag: str, tarball: Path, digest: str, name: str) -> str:
+    """The tag, after `podman import` if podman has no such image or one from another tarball."""
+    if label_of(tag) != digest:
+        changes = [f"ENV PATH={PATH}", f"LABEL {DIGEST_LABEL}={digest}", f"LABEL {NAME_LABEL}={name}"]
+        options = [word for change in changes for word in ("--change", change)]
+        run(["podman", "import", "--quiet", *options, tarball, tag], timeout=300)
+    return tag
+
+
+def label_of(tag: str) -> str | None:
+    """The digest of the tarball that podman's image was made from; None if there is no such image."""
+    template = f'{{{{index .Config.Labels "{DIGEST_LABEL}"}}}}'
+    result = run(["podman", "image", "inspect", "--format", template, tag], check=False)
+    return result.stdout.strip() if result.returncode == 0 else None
+
+
+def prune_scratch() -> None:
+    """Each build of the proxy makes new scratch images: deletes those of days ago that are not in use."""
+    run(
+        [
+            "podman",
+            "image",
+            "prune",
+            "--all",
+            "--force",
+            "--filter",
+            f"label={NAME_LABEL}=scratch",
+            "--filter",
+            "until=72h",
+        ]
+    )
+
+
+def build_rootfs(recipe: DebianRecipe, tarball: Path) -> None:
+    """Makes the tarball of a root filesystem. RuntimeError with mmdebstrap's last words if that fails."""
+    argv: list[Argument] = [*MMDEBSTRAP, f"--include={','.join(recipe.packages)}", recipe.suite, tarball, "-"]
+    sources = "".join(f"{line}\n" for line in debian_sources(recipe.suite))
+    result = subprocess.run(argv, input=sources, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if result.returncode != 0:
+        raise RuntimeError(f"mmdebstrap failed for the image {recipe.name}:\n{result.stdout[-4000:]}")
+
+
+def debian_sources(suite: str) -> list[str]:
+    """Lines for sources.list: the archives that apt on this host uses for this suite, or else the suite on
+    the mirror that it uses for another."""
+    template = "$(ORIGIN)\t$(COMPONENT)\t$(RELEASE)\t$(REPO_URI)"
+    output = run(["apt-get", "indextargets", "--format", template, "Created-By: Packages"]).stdout
+    targets = [tuple(line.split("\t")) for line in output.splitlines()]
+    archives = list(
+        dict.fromkeys(
+            (release, uri) for origin, component, release, uri in targets if origin == "Debian" and component == "main"
+        )
+    )
+    if not archives:
+        raise RuntimeError("apt on this host has no Debian archive: run apt-get update, or see sources.list(5)")
+    matching = [archive for archive in archives if archive[0] == suite or archive[0].startswith(f"{suite}-")]
+    if not matching:
+        # The shortest name is the release itself, not its -updates or -security, which may be elsewhere.
+        _, mirror = min(archives, key=lambda archive: len(archive[0]))
+        matching = [(suite, mirror)]
+    return [f"deb {uri} {release} main" for release, uri in matching]
+
+
+def busybox_entries(busybox: Path = Path("/bin/busybox")) -> list[Entry]:
+    """The host's static busybox with a link for each of its commands."""
+    commands = run([busybox, "--list"]).stdout.split()
+    links = [Entry(f"bin/{command}", link="busybox") for command in commands if command != "busybox"]
+    return [*SKELETON, Entry("bin"), Entry("bin/busybox", file=busybox), *links]
+
+
+USERS = {
+    "etc/passwd": "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000::/home/user:/bin/sh\n",
+    "etc/group": "root:x:0:\nuser:x:1000:\n",
+}
+
+
+def write_tarball(tarball: Path, entries: Iterable[Entry], *, users: bool) -> None:
+    """The same entries give the same bytes: no times, no names of the host's users."""
+    with tarfile.open(tarball, "w") as tar:
+        for entry in entries:
+            info, content = tar_member(entry)
+            tar.addfile(info, io.BytesIO(content))
+        for path, text in USERS.items() if users else ():
+            info = tarfile.TarInfo(path)
+            info.size = len(text)
+            tar.addfile(info, io.BytesIO(text.encode()))
+
+
+def tar_member(entry: Entry) -> tuple[tarfile.TarInfo, bytes]:
+    """The header and the content of an entry."""
+    info = tarfile.TarInfo(entry.path)
+    info.mode, info.uid, info.gid = entry.mode, entry.owner, entry.owner
+    content = b""
+    if entry.link is not None:
+        info.type, info.linkname = tarfile.SYMTYPE, entry.link
+    elif entry.file is not None:
+        content = entry.file.read_bytes()
+        info.size = len(content)
+    else:
+        info.type = tarfile.DIRTYPE
+    return info, content

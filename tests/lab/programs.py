@@ -1,0 +1,69 @@
+"""FUSE programs of our own, compiled from tests/programs into the cache.
+
+There is one source, whoamifs.c, and a variant for each libfuse and way of linking. Compiler, flags and
+libraries are part of a variant's recipe: after an upgrade of libfuse it is compiled anew.
+"""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+
+from tests.lab.cache import Cache, recipe_hash
+from tests.lab.commands import run
+
+SOURCES = Path(__file__).parent.parent / "programs"
+
+WARNINGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror")
+
+
+class Variant(enum.Enum):
+    """pkg-config's name of the libfuse, and whether the program is static (it then runs in any image)."""
+
+    FUSE3_STATIC = ("fuse3", True)
+    FUSE3 = ("fuse3", False)
+    FUSE2_STATIC = ("fuse", True)
+    FUSE2 = ("fuse", False)
+
+    @property
+    def library(self) -> str:
+        return self.value[0]
+
+    @property
+    def static(self) -> bool:
+        return self.value[1]
+
+
+def whoamifs(variant: Variant = Variant.FUSE3_STATIC, cache: Cache | None = None) -> Path:
+    """The executable of this variant; see tests/programs/whoamifs.c for what it does."""
+    source = SOURCES / "whoamifs.c"
+    argv = [*compiler(variant), str(source), *libraries(variant)]
+    recipe = recipe_hash(source.read_bytes(), *argv, versions(variant))
+
+    def build(directory: Path) -> None:
+        run([*argv, "-o", directory / "whoamifs"])
+
+    name = f"whoamifs-{variant.name.lower().replace('_', '-')}"
+    return (cache or Cache()).entry(name, recipe, build) / "whoamifs"
+
+
+def compiler(variant: Variant) -> list[str]:
+    """The compiler with its flags, before the source."""
+    return [
+        "gcc",
+        *WARNINGS,
+        *(["-static"] if variant.static else []),
+        *(["-DUSE_LIBFUSE2"] if variant.library == "fuse" else []),
+    ]
+
+
+def libraries(variant: Variant) -> list[str]:
+    """The flags for libfuse, after the source."""
+    return run(
+        ["pkg-config", "--cflags", "--libs", *(["--static"] if variant.static else []), variant.library]
+    ).stdout.split()
+
+
+def versions(variant: Variant) -> str:
+    """The versions of compiler and library, as they call themselves."""
+    return run(["gcc", "-dumpfullversion"]).stdout + run(["pkg-config", "--modversion", variant.library]).stdout
