@@ -1,9 +1,10 @@
 """The privileged half of the broker: it enters the caller's namespaces and mounts there.
 
-The parent does three things for ever: receive a start record with its descriptors, fork a child into the caller's pid
-namespace, forget it. The child holds one conversation (`plan` has the whole list of what may be said), in three acts:
-it joins the caller's namespaces and takes the caller's identity from the kernel; it tells the front what it found;
-it does what the front decided, or nothing.
+The parent does one thing for ever: it keeps a few children ready. A child takes one start record with its descriptors
+from the front, holds one conversation (`plan` has the whole list of what may be said), and ends. It joins the caller's
+namespaces and takes the caller's identity from the kernel; it tells the front what it found; it does what the front
+decided, or nothing. Children are forked before they are needed because a process is slow after fork(2): each page that
+it touches for the first time is a fault. So they also rehearse.
 
 Whatever could block for ever (a path on a hung filesystem, a front that says nothing) is bounded by an alarm whose
 signal kills the child. From the moment a mount is attached until the front says `Keep`, nothing kills the child but
@@ -16,16 +17,22 @@ imported before, nothing is imported after, and the only paths used are relative
 import errno
 import gc
 import os
+import select
 import signal
 import socket
 import struct
 import sys
-from typing import NoReturn
+import time
 
 from broker import plan, syscalls
 from broker.plan import Record
 from fusermount3_proxy import wire
 
+#: Children that wait for an operation.
+SPARES = 4
+#: Milliseconds without a new operation after which a spare that was used is replaced, unless it was the last: a fork
+#: and a rehearsal would take the processor from the operation itself.
+REPLACE_AFTER = 20
 #: Descriptors that come with a start record: conversation, caller's connection, caller's pidfd, pinned directory.
 START_DESCRIPTORS = 4
 _FUSE_DEVICE = os.makedev(10, 229)
@@ -36,17 +43,16 @@ class Descriptors:
 
     def __init__(self) -> None:
         self.proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
-        self.own_pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY)
         self.fusectl = _detached(b"fusectl")
         self.devices = _private_devices()
 
 
 def main(control: socket.socket) -> None:
-    """Serve start records on `control` until the front hangs up."""
+    """Keep `SPARES` children that take start records from `control`, until the front hangs up."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the front decides when to end, and hangs up
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children say all in their conversation; the kernel reaps them
-    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)  # in a container's pid namespace nobody may look into a child
+    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)  # nobody else of the same uid may look into a process of the mounter
     os.setgroups([])
     opened = Descriptors()
     control.sendmsg([b"ready"], [_rights(opened.fusectl)])
@@ -54,8 +60,93 @@ def main(control: socket.socket) -> None:
     sys.meta_path.clear()
     gc.disable()
     gc.freeze()
-    while started := _receive_start(control):
-        _fork(control, opened, *started)
+    waiting = select.poll()
+    waiting.register(control, 0)  # no event but that the front is gone: the records are the children's
+    spares: set[int] = set()
+    while True:
+        ended = waiting.poll(None if len(spares) == SPARES else REPLACE_AFTER)
+        for descriptor, _ in ended:
+            if descriptor == control.fileno():
+                return
+            waiting.unregister(descriptor)
+            os.close(descriptor)
+            spares.remove(descriptor)
+        if not ended or not spares:
+            spare = _fork_spare(control, opened)
+            waiting.register(spare, 0)
+            spares.add(spare)
+
+
+def _fork_spare(control: socket.socket, opened: Descriptors) -> int:
+    """Fork a child, and return the reading end of a pipe that hangs up when the child is no spare any more.
+
+    The child closes the other end when it takes an operation; the kernel does, if it dies.
+    """
+    spare, busy = os.pipe()
+    while True:
+        try:
+            child = os.fork()
+            break
+        except OSError:  # too many processes, or no memory: requests wait, and it passes
+            time.sleep(0.1)
+    if child == 0:
+        try:
+            os.close(spare)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _rehearse(opened)
+            if started := _receive_start(control):
+                os.close(busy)
+                control.close()
+                _operate(opened, *started)
+        finally:
+            os._exit(0)  # whatever happened: no exception may reach code that would print it
+    os.close(busy)
+    return spare
+
+
+def _rehearse(opened: Descriptors) -> None:
+    """Go through the motions of an operation, as far as they change nothing."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        talk = Conversation(os.dup(ours.fileno()), 1)
+        with talk.bounded("rehearse"):
+            talk.say(_REHEARSED_FACTS, opened.proc)
+        theirs.send(plan.dump(_REHEARSED_PLAN))
+        talk.hear()
+        ours.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        syscalls.peer_groups(ours.fileno())
+    os.stat("self/ns/mnt", dir_fd=opened.proc)
+    syscalls.statx_mount(opened.proc)
+    syscalls.fstatfs_type(opened.proc)
+    syscalls.faccessat2(opened.proc, b"", os.R_OK, syscalls.AT_EMPTY_PATH | syscalls.AT_EACCESS)
+    os.close(_configure(_REHEARSED_PLAN, 0))
+    os.close(os.open("dev/fuse", os.O_RDWR | os.O_CLOEXEC, dir_fd=opened.devices))
+
+
+_REHEARSED_FACTS = plan.MountFacts(0, 0, 0, 0, 0, 0, 0, False)
+_REHEARSED_PLAN = plan.MountPlan(
+    request=b"rehearsal",
+    warnings=b"",
+    source=b"rehearsal",
+    subtype=b"rehearsal",
+    uid=0,
+    gid=0,
+    root_mode=0o040000,
+    allow_other=False,
+    default_permissions=False,
+    max_read=b"",
+    block_size=b"",
+    read_only=False,
+    sync=False,
+    dirsync=False,
+    lazytime=False,
+    noexec=False,
+    noatime=False,
+    nodiratime=False,
+    strictatime=False,
+    nosymfollow=False,
+)
 
 
 def _receive_start(control: socket.socket) -> tuple[Record, list[int]] | None:
@@ -66,66 +157,28 @@ def _receive_start(control: socket.socket) -> tuple[Record, list[int]] | None:
     if not data:
         return None
     wire.check_whole(flags)
-    record, descriptors = plan.load(data), wire.descriptors(ancillary)
-    if not isinstance(record, plan.StartMount | plan.StartUnmount) or len(descriptors) != START_DESCRIPTORS:
-        raise wire.ProtocolError(errno.EBADMSG, "the front starts no operation")
-    return record, descriptors
+    return plan.load(data), wire.descriptors(ancillary)
 
 
-def _fork(control: socket.socket, opened: Descriptors, start: Record, descriptors: list[int]) -> None:
-    """Fork the child for one operation, in the caller's pid namespace where that is below the broker's.
-
-    Only children of setns(2) are in the namespace, and a FUSE filesystem reports pids as the namespace of the process
-    that created its superblock sees them.
-    """
+def _operate(opened: Descriptors, start: Record, descriptors: list[int]) -> None:
+    """Carry one operation out, and tell the front if that fails."""
     conversation, connection, pidfd, pinned = descriptors
+    if not isinstance(start, plan.StartMount | plan.StartUnmount):
+        return
+    talk = Conversation(conversation, start.seconds)
     try:
-        syscalls.setns(pidfd, syscalls.CLONE_NEWPID)
-        same_pid_namespace = True
-    except OSError:
-        same_pid_namespace = False
-    try:
-        if os.fork() == 0:
-            control.close()
-            _run_child(opened, start, conversation, connection, pidfd, pinned, same_pid_namespace)
-    except OSError:
-        pass  # the front sees the conversation end without a word
-    finally:
-        if same_pid_namespace:
-            syscalls.setns(opened.own_pid_namespace, syscalls.CLONE_NEWPID)
-        for descriptor in descriptors:
-            os.close(descriptor)
-
-
-def _run_child(
-    opened: Descriptors,
-    start: Record,
-    conversation: int,
-    connection: int,
-    pidfd: int,
-    pinned: int,
-    same_pid_namespace: bool,
-) -> NoReturn:
-    """Run the operation and end the process, whatever happens: no exception may reach code that would print it."""
-    talk: Conversation | None = None
-    try:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        assert isinstance(start, plan.StartMount | plan.StartUnmount)
-        talk = Conversation(conversation, start.seconds)
         with talk.bounded("join"):
-            caller = Caller(opened, connection, pidfd, same_pid_namespace)
+            caller = Caller(opened, connection, pidfd)
         if isinstance(start, plan.StartMount):
             _mount(talk, caller, pinned)
         else:
             _unmount(talk, caller, pinned, start.name)
     except StepError as error:
-        if talk:
-            talk.say(plan.Failed(error.errno, error.step.encode()))
+        talk.say(plan.Failed(error.errno, error.step.encode()))
+    except HungUp:
+        pass
     except Exception as error:
-        if talk and not isinstance(error, HungUp):
-            talk.say(plan.Failed(errno.EIO, repr(error).encode()))
-    finally:
-        os._exit(0)
+        talk.say(plan.Failed(errno.EIO, repr(error).encode()))
 
 
 class StepError(Exception):
@@ -138,7 +191,7 @@ class StepError(Exception):
 
 
 class HungUp(Exception):
-    """The front has gone, or gave no answer in time: it will not hear of this operation again."""
+    """The front or the caller has gone, or gave no answer in time: the operation is nobody's any more."""
 
 
 class Conversation:
@@ -147,7 +200,7 @@ class Conversation:
     def __init__(self, descriptor: int, seconds: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
-        self._seconds = seconds
+        self.seconds = seconds
 
     def say(self, record: Record, descriptor: int | None = None) -> None:
         attached = [] if descriptor is None else [_rights(descriptor)]
@@ -166,7 +219,7 @@ class Conversation:
 
     def bounded(self, step: str) -> "_Bounded":
         """A step that may block: the process is killed when it takes too long. An OSError in it is a StepError."""
-        return _Bounded(step, self._seconds)
+        return _Bounded(step, self.seconds)
 
 
 class _Bounded:
@@ -190,20 +243,26 @@ class Caller:
     caller's user namespace, as FUSE demands of the superblock that it will serve (fs/fuse/inode.c, fuse_fill_super).
     """
 
-    def __init__(self, opened: Descriptors, connection: int, pidfd: int, same_pid_namespace: bool) -> None:
-        self.same_pid_namespace = same_pid_namespace
+    def __init__(self, opened: Descriptors, connection: int, pidfd: int) -> None:
+        try:
+            syscalls.setns(pidfd, syscalls.CLONE_NEWPID)
+            self.pids_visible = True
+        except OSError:
+            self.pids_visible = False  # not below the broker's own: the broker runs without hostPID
         try:
             syscalls.setns(pidfd, syscalls.CLONE_NEWUSER)
         except OSError as error:
             if error.errno != errno.EINVAL:  # it is our own
                 raise
         self.device = os.open("dev/fuse", os.O_RDWR | os.O_CLOEXEC, dir_fd=opened.devices)
-        peer = socket.socket(fileno=connection)
-        _, self.uid, self.gid = struct.unpack("iII", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        self._connection = socket.socket(fileno=connection)
+        credentials = self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        _, self.uid, self.gid = struct.unpack("iII", credentials)
         groups = syscalls.peer_groups(connection)
         syscalls.setns(pidfd, syscalls.CLONE_NEWNS)
         os.fchdir(opened.proc)
         self.mount_namespace = os.stat("self/ns/mnt").st_ino
+        self.in_pid_namespace = os.stat("self/ns/pid").st_ino == os.stat("self/ns/pid_for_children").st_ino
         try:
             os.setgroups(groups)
         except PermissionError:
@@ -212,6 +271,22 @@ class Caller:
         # Root of a container may look into its users' directories, as the helper's root does.
         look = (syscalls.CAP_DAC_READ_SEARCH,) if self.uid == 0 else ()
         syscalls.capset(syscalls.CAP_SYS_ADMIN, *look)
+
+    def hand_over(self, reply: wire.Reply) -> None:
+        """Send the device to the caller, and keep no copy: it would keep a dead daemon's mount from failing.
+
+        Raises HungUp when the caller is gone.
+        """
+        try:
+            self._connection.sendmsg([wire.encode_reply(reply)], [_rights(self.device)], _NOW)
+        except OSError:
+            raise HungUp from None
+        finally:
+            os.close(self.device)
+
+
+#: A caller that has not read its socket for long counts as gone.
+_NOW = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
 
 
 def _mount(talk: Conversation, caller: Caller, mountpoint: int) -> None:
@@ -224,16 +299,16 @@ def _mount(talk: Conversation, caller: Caller, mountpoint: int) -> None:
     if (wanted.uid, wanted.gid) != (caller.uid, caller.gid) or wanted.root_mode != facts.mode & 0o170000:
         raise StepError(errno.EPERM, "check the plan")
     with talk.bounded("mount"):
-        mount = _create(wanted, caller.device)
-        device, mount_id = syscalls.statx_mount(mount)
+        mount = _create(wanted, caller, talk.seconds)
+        device, _ = syscalls.statx_mount(mount)
     try:
         flags = syscalls.MOVE_MOUNT_F_EMPTY_PATH | syscalls.MOVE_MOUNT_T_EMPTY_PATH
         syscalls.move_mount(mount, b"", mountpoint, b"", flags)
     except OSError as error:
         raise StepError(error.errno or errno.EIO, "mount") from None
     try:
-        talk.say(plan.Mounted(device, mount_id), caller.device)
-        os.close(caller.device)
+        caller.hand_over(wire.Reply(wanted.request, warnings=_lines(wanted.warnings)))
+        talk.say(plan.Mounted(device))
         if not isinstance(talk.hear(), plan.Keep):
             raise HungUp
     except HungUp:
@@ -256,19 +331,54 @@ def _mount_facts(caller: Caller, mountpoint: int) -> plan.MountFacts:
         owner=status.st_uid,
         filesystem=syscalls.fstatfs_type(mountpoint),
         access_errno=access_errno,
-        same_pid_namespace=caller.same_pid_namespace,
+        pids_visible=caller.pids_visible,
     )
 
 
-def _create(wanted: plan.MountPlan, device: int) -> int:
-    """Return a new, detached FUSE mount that `device` serves. Raises OSError."""
+def _create(wanted: plan.MountPlan, caller: Caller, seconds: int) -> int:
+    """Return a new, detached FUSE mount that the caller's device serves. Raises OSError."""
+    context = _configure(wanted, caller.device)
+    if caller.in_pid_namespace:
+        _create_superblock(context)
+    else:
+        _create_superblock_in_child(context, seconds)
+    return syscalls.fsmount(context, syscalls.FSMOUNT_CLOEXEC, _attributes(wanted))
+
+
+def _configure(wanted: plan.MountPlan, device: int) -> int:
+    """Return the context of a filesystem to be created (fsopen(2))."""
     context = syscalls.fsopen(b"fuse", syscalls.FSOPEN_CLOEXEC)
     for key, value in _parameters(wanted, device):
         syscalls.fsconfig(context, syscalls.FSCONFIG_SET_STRING, key, value, 0)
     for flag in _flags(wanted):
         syscalls.fsconfig(context, syscalls.FSCONFIG_SET_FLAG, flag, None, 0)
+    return context
+
+
+def _create_superblock(context: int) -> None:
     syscalls.fsconfig(context, syscalls.FSCONFIG_CMD_CREATE, None, None, 0)
-    return syscalls.fsmount(context, syscalls.FSMOUNT_CLOEXEC, _attributes(wanted))
+
+
+def _create_superblock_in_child(context: int, seconds: int) -> None:
+    """Create the superblock in the pid namespace that was joined, which only children of the joining process are in.
+
+    FUSE tells its daemon the pids of those who use the filesystem as the creator's namespace has them.
+    """
+    child = os.fork()
+    if child == 0:
+        status = errno.EIO
+        try:
+            signal.alarm(seconds)
+            _create_superblock(context)
+            status = 0
+        except OSError as error:
+            status = error.errno or errno.EIO
+        finally:
+            os._exit(status)
+    _, ended = os.waitpid(child, 0)
+    if ended:
+        status = os.waitstatus_to_exitcode(ended)
+        raise OSError(status if status > 0 else errno.EINTR, "fsconfig")
 
 
 def _parameters(wanted: plan.MountPlan, device: int) -> list[tuple[bytes, bytes]]:
@@ -343,6 +453,10 @@ def _unmount_facts(caller: Caller, directory: int, name: bytes) -> plan.UnmountF
         os.close(entry)
     mounted = not access_errno and mount_id != syscalls.statx_mount(directory)[1]
     return plan.UnmountFacts(caller.uid, caller.mount_namespace, access_errno, mounted, device)
+
+
+def _lines(text: bytes) -> tuple[bytes, ...]:
+    return tuple(text.split(b"\n")) if text else ()
 
 
 def _rights(descriptor: int) -> tuple[int, int, bytes]:

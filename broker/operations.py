@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from broker import plan
-from broker.channel import Channel, HungUp
+from broker.channel import Channel, HungUp, close_all
 from fusermount3_proxy import wire
 
 RecordT = TypeVar("RecordT", bound=plan.Record)
@@ -75,11 +75,9 @@ class Mounter:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             descriptors = [theirs.fileno(), connection.fileno(), pidfd, pinned]
-            try:
-                socket.send_fds(self._control, [plan.dump(start)], descriptors)
-            except OSError:
+            if self._process.poll() is not None:
                 self._restart()
-                socket.send_fds(self._control, [plan.dump(start)], descriptors)
+            socket.send_fds(self._control, [plan.dump(start)], descriptors)
         return Operation(ours, start.seconds)
 
     def _restart(self) -> None:
@@ -111,8 +109,8 @@ class Operation:
         except HungUp:
             raise OperationEnded from None
 
-    async def hear(self, expected: type[RecordT]) -> tuple[RecordT, list[int]]:
-        """Return what the child says, which must be an `expected`, and the descriptors that came with it.
+    async def hear(self, expected: type[RecordT]) -> RecordT:
+        """Return what the child says, which must be an `expected`.
 
         Raises OperationFailed when it says that it failed, OperationEnded when it says nothing.
         """
@@ -121,12 +119,13 @@ class Operation:
                 data, descriptors = await self._channel.receive()
         except (HungUp, TimeoutError, wire.ProtocolError):
             raise OperationEnded from None
+        close_all(descriptors)  # a child sends none
         record = plan.load(data)
         if isinstance(record, plan.Failed):
             raise OperationFailed(record.errno, record.step.decode())
         if not isinstance(record, expected):
             raise OperationEnded
-        return record, descriptors
+        return record
 
     async def undo(self) -> None:
         """Hang up on purpose, and wait until the child has unmounted again and is gone."""

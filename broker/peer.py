@@ -22,25 +22,20 @@ class PeerGone(Exception):
 class Peer:
     """A caller. `pidfd` refers to the process that connected and is the holder's to close.
 
-    `pid` is 0 where the front is in a pid namespace that doesn't show it; `command` and `container` are for people,
-    and empty then.
+    `pid` is 0 where the front is in a pid namespace that doesn't show it.
     """
 
     pidfd: int
     pid: int
     uid: int
     gid: int
-    command: str
-    container: str
 
 
 def identify(connection: socket.socket) -> Peer:
     """Return who is at the other end of `connection`. Raises PeerGone, OSError."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII"))
     pid, uid, gid = struct.unpack("iII", credentials)
-    pidfd = _pidfd(connection, pid, uid)
-    command, container = _describe(pid)
-    return Peer(pidfd, pid, uid, gid, command, container)
+    return Peer(_pidfd(connection, pid, uid), pid, uid, gid)
 
 
 def _pidfd(connection: socket.socket, pid: int, uid: int) -> int:
@@ -82,8 +77,11 @@ def _hung_up(connection: socket.socket) -> bool:
         return True
 
 
-def _describe(pid: int) -> tuple[str, str]:
-    """Return the command name of a process and the last part of its cgroup, which container engines name by id."""
+def describe(pid: int) -> tuple[str, str]:
+    """Return the command name of a process and the last part of its cgroup, which container engines name by id.
+
+    For people; empty where the process is not to be seen.
+    """
     if pid <= 0:
         return "", ""
     try:

@@ -3,11 +3,11 @@
 One operation is a conversation over a socket pair of its own, between the front and the child that the mounter forks
 for it. The whole list of what may be said, in order:
 
-    mount      child: MountFacts     front: MountPlan     child: Mounted, with the fuse descriptor   front: Keep
+    mount      child: MountFacts     front: MountPlan     child: Mounted     front: Keep
     unmount    child: UnmountFacts   front: UnmountPlan   child: Unmounted
 
-The child may say `Failed` at any of its turns and be gone. The front may hang up at any of its turns: what was
-mounted by then is unmounted again.
+Before it says `Mounted`, the child has sent the descriptor to the caller. It may say `Failed` at any of its turns and be
+gone. The front may hang up at any of its turns: what was mounted by then is unmounted again.
 
 The mounter trusts neither the front nor its own reading: a record is loaded only when it has exactly the fields of
 its class, each of the right type and within bounds. There is no field for flags that a caller chooses: what is
@@ -44,7 +44,7 @@ class MountFacts(NamedTuple):
 
     `mount_namespace` is the inode of the namespace; `mode` and `owner` are st_mode and st_uid of the mountpoint;
     `filesystem` is its statfs f_type; `access_errno` is 0 or what access(2) for writing it says. With
-    `same_pid_namespace` the FUSE program sees the pids of who uses its filesystem, otherwise 0.
+    `pids_visible` the FUSE program sees the pids of who uses its filesystem, otherwise 0.
     """
 
     uid: int
@@ -54,12 +54,17 @@ class MountFacts(NamedTuple):
     owner: int
     filesystem: int
     access_errno: int
-    same_pid_namespace: bool
+    pids_visible: bool
 
 
 class MountPlan(NamedTuple):
-    """A FUSE mount, by the names of mount(8). Empty `subtype`, `max_read`, `block_size`: not given."""
+    """A FUSE mount, by the names of mount(8). Empty `subtype`, `max_read`, `block_size`: not given.
 
+    `request` and `warnings`, one a line, go into the reply with which the child hands the descriptor to the caller.
+    """
+
+    request: bytes
+    warnings: bytes
     source: bytes
     subtype: bytes
     uid: int
@@ -84,7 +89,6 @@ class Mounted(NamedTuple):
     """The mount is in place. `device` is the minor number of the superblock, its name under fusectl."""
 
     device: int
-    mount_id: int
 
 
 class Keep(NamedTuple):

@@ -21,9 +21,9 @@ _KERNEL = ".".join(os.uname().release.split(".")[:2]).encode()
 
 
 def decide_mount(
-    request: MountRequest, facts: MountFacts, live_mounts: int, configuration: Configuration
-) -> tuple[MountPlan, tuple[bytes, ...]]:
-    """Return the plan for `request`, and the warnings that go with it.
+    id: bytes, request: MountRequest, facts: MountFacts, live_mounts: int, configuration: Configuration
+) -> MountPlan:
+    """Return the plan for `request`, which is known as `id` to the caller and in the log.
 
     `live_mounts` is how many filesystems the caller's mount namespace has from the broker. Raises Refusal.
     """
@@ -42,7 +42,7 @@ def decide_mount(
     )
     if b"" in (wanted.fsname, wanted.subtype):
         raise Refusal(EINVAL, b"mount failed: Invalid argument", warnings=wanted.warnings)
-    return _plan(wanted, facts), wanted.warnings
+    return _plan(id, wanted, facts)
 
 
 def _check_mountpoint(path: bytes, facts: MountFacts, configuration: Configuration, privileged: bool) -> None:
@@ -62,8 +62,10 @@ def _check_mountpoint(path: bytes, facts: MountFacts, configuration: Configurati
         raise Refusal(EPERM, b"mounting over filesystem type 0x%08x is forbidden" % facts.filesystem)
 
 
-def _plan(wanted: options.MountOptions, facts: MountFacts) -> MountPlan:
+def _plan(id: bytes, wanted: options.MountOptions, facts: MountFacts) -> MountPlan:
     return MountPlan(
+        request=id,
+        warnings=b"\n".join(wanted.warnings),
         source=wanted.fsname or wanted.subtype or b"/dev/fuse",
         subtype=wanted.subtype or b"",
         uid=facts.uid,

@@ -21,7 +21,7 @@ from broker.channel import Channel, HungUp, close_all
 from broker.config import Configuration
 from broker.operations import Mounter, OperationEnded, OperationFailed
 from broker.options import Refusal
-from broker.peer import Peer, PeerGone, identify
+from broker.peer import Peer, PeerGone, describe, identify
 from broker.plan import (
     Keep,
     Mounted,
@@ -138,20 +138,16 @@ class Server:
     async def _mount(
         self, call: "Call", channel: Channel, held: ExitStack, request: MountRequest, mountpoint: int
     ) -> None:
-        """Mount in the caller's namespaces, hand the descriptor over, and keep the mount once it has arrived."""
+        """Mount in the caller's namespaces, and keep the mount once the descriptor has arrived where it belongs."""
         start = StartMount(self.configuration.deadlines.operation)
         operation = held.enter_context(self.mounter.begin(start, channel.socket, call.require_peer().pidfd, mountpoint))
         with _explained(b"mount failed", request.mountpoint):
-            facts, _ = await operation.hear(MountFacts)
+            facts = await operation.hear(MountFacts)
             self._tell_foreign_pids(facts)
-            plan, warnings = self._decide_mount(request, facts)
+            plan = self._decide_mount(call, request, facts)
             operation.say(plan)
-            mounted, device = await operation.hear(Mounted)
+            mounted = await operation.hear(Mounted)
         mount = self._record(call, facts, plan, mounted)
-        try:
-            channel.send(wire.encode_reply(Reply(call.id.encode(), warnings=warnings)), device)
-        finally:
-            close_all(device)  # at once: whoever keeps a copy keeps a dead daemon's mount from failing
         if await self._committed(channel):
             self.registry.add(mount)
             operation.say(Keep())
@@ -160,10 +156,10 @@ class Server:
             await operation.undo()
             self._decided(call, log.NOTICE, "rolled back: the caller did not take the mount", errno=0)
 
-    def _decide_mount(self, request: MountRequest, facts: MountFacts) -> tuple[MountPlan, tuple[bytes, ...]]:
+    def _decide_mount(self, call: "Call", request: MountRequest, facts: MountFacts) -> MountPlan:
         limit = self.configuration.mount_max
         live = self.registry.count(MountNamespace(facts.mount_namespace), limit)
-        return policy.decide_mount(request, facts, live, self.configuration)
+        return policy.decide_mount(call.id.encode(), request, facts, live, self.configuration)
 
     async def _committed(self, channel: Channel) -> bool:
         """Whether the caller confirms that the FUSE program has the descriptor."""
@@ -184,8 +180,8 @@ class Server:
             namespace=MountNamespace(facts.mount_namespace),
             uid=facts.uid,
             pid=peer.pid,
-            command=peer.command,
-            container=peer.container,
+            command=call.command,
+            container=call.container,
             mountpoint=call.mountpoint,
             type="fuse" + (f".{os.fsdecode(plan.subtype)}" if plan.subtype else ""),
             source=plan.source,
@@ -199,7 +195,7 @@ class Server:
         start = StartUnmount(self.configuration.deadlines.operation, request.name)
         operation = held.enter_context(self.mounter.begin(start, channel.socket, call.require_peer().pidfd, directory))
         with _explained(b"failed to unmount %b" % request.mountpoint, request.mountpoint):
-            facts, _ = await operation.hear(UnmountFacts)
+            facts = await operation.hear(UnmountFacts)
             device = Device(facts.device)
             mount = self.registry.find(device) if facts.mounted else None
             operation.say(policy.decide_unmount(request, facts, mount))
@@ -209,7 +205,7 @@ class Server:
         channel.send(wire.encode_reply(Reply(call.id.encode())))
 
     def _tell_foreign_pids(self, facts: MountFacts) -> None:
-        if not facts.same_pid_namespace and not self._told_foreign_pids:
+        if not facts.pids_visible and not self._told_foreign_pids:
             self._told_foreign_pids = True
             self.log(
                 log.WARNING,
@@ -240,11 +236,16 @@ class Call:
         self.operation = ""
         self.mountpoint = b""
         self.options = b""
+        self.command = self.container = ""
         self._begun = time.monotonic()
 
     def require_peer(self) -> Peer:
         assert self.peer is not None, "a request is carried out for an identified peer only"
         return self.peer
+
+    def describe_peer(self) -> None:
+        """Look up what people call the caller; done while the mounter works, because it takes a while."""
+        self.command, self.container = describe(self.require_peer().pid)
 
     def facts(self) -> dict[str, log.Value]:
         """Return what is known by now."""
@@ -254,8 +255,8 @@ class Call:
                 "caller_uid": self.peer.uid,
                 "caller_gid": self.peer.gid,
                 "caller_pid": self.peer.pid,
-                "caller_command": self.peer.command,
-                "caller_container": self.peer.container,
+                "caller_command": self.command,
+                "caller_container": self.container,
             }
         if self.operation:
             known["mountpoint"] = self.mountpoint

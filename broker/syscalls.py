@@ -129,10 +129,15 @@ def faccessat2(dirfd: int, pathname: bytes, mode: int, flags: int) -> None:
 
 def peer_groups(fd: int) -> list[int]:
     """Return the supplementary groups of the process that connected, as the current user namespace sees them."""
-    buffer = (ctypes.c_uint * 65536)()  # NGROUPS_MAX; socket.getsockopt takes a kilobyte at most
-    size = ctypes.c_uint(ctypes.sizeof(buffer))
-    _check(_libc.getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, buffer, ctypes.byref(size)))
-    return buffer[: size.value // 4]
+    size = ctypes.c_uint(64 * 4)
+    while True:
+        buffer = (ctypes.c_uint * (size.value // 4))()
+        try:
+            _check(_libc.getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, buffer, ctypes.byref(size)))
+            return buffer[: size.value // 4]
+        except OSError as error:
+            if error.errno != errno.ERANGE:  # with it, the size has become the one that is needed
+                raise
 
 
 def fstatfs_type(fd: int) -> int:
