@@ -20,6 +20,7 @@ import os
 import select
 import signal
 import socket
+import stat
 import struct
 import sys
 import time
@@ -124,15 +125,18 @@ def _rehearse(opened: Descriptors) -> None:
     os.close(os.open("dev/fuse", os.O_RDWR | os.O_CLOEXEC, dir_fd=opened.devices))
 
 
-_REHEARSED_FACTS = plan.MountFacts(0, 0, 0, 0, 0, 0, 0, False)
+_REHEARSED_FACTS = plan.MountFacts(0, 0, 0, False, 0, 0, 0)
 _REHEARSED_PLAN = plan.MountPlan(
+    uid=0,
+    gid=0,
+    root_mode=stat.S_IFDIR,
+    foreign_sticky=False,
+    filesystem=0,
+    access_errno=0,
     request=b"rehearsal",
     warnings=b"",
     source=b"rehearsal",
     subtype=b"rehearsal",
-    uid=0,
-    gid=0,
-    root_mode=0o040000,
     allow_other=False,
     default_permissions=False,
     max_read=b"",
@@ -292,11 +296,11 @@ _NOW = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
 def _mount(talk: Conversation, caller: Caller, mountpoint: int) -> None:
     with talk.bounded("access mountpoint"):
         facts = _mount_facts(caller, mountpoint)
-    talk.say(facts)
     wanted = talk.hear()
-    if not isinstance(wanted, plan.MountPlan):
-        return
-    if (wanted.uid, wanted.gid) != (caller.uid, caller.gid) or wanted.root_mode != facts.mode & 0o170000:
+    if not _rests_on(wanted, facts):
+        talk.say(facts)
+        wanted = talk.hear()
+    if not isinstance(wanted, plan.MountPlan) or not _rests_on(wanted, facts):
         raise StepError(errno.EPERM, "check the plan")
     with talk.bounded("mount"):
         mount = _create(wanted, caller, talk.seconds)
@@ -308,12 +312,19 @@ def _mount(talk: Conversation, caller: Caller, mountpoint: int) -> None:
         raise StepError(error.errno or errno.EIO, "mount") from None
     try:
         caller.hand_over(wire.Reply(wanted.request, warnings=_lines(wanted.warnings)))
-        talk.say(plan.Mounted(device))
+        talk.say(plan.Mounted(device, caller.mount_namespace, caller.pids_visible))
         if not isinstance(talk.hear(), plan.Keep):
             raise HungUp
     except HungUp:
         with talk.bounded("roll back"):
             syscalls.umount2(b"self/fd/%d" % mount, syscalls.MNT_DETACH)
+
+
+def _rests_on(wanted: Record, facts: plan.MountFacts) -> bool:
+    """Whether the plan was decided on these facts."""
+    return isinstance(wanted, plan.MountPlan) and all(
+        getattr(wanted, name) == value for name, value in facts._asdict().items() if name != "mount_namespace"
+    )
 
 
 def _mount_facts(caller: Caller, mountpoint: int) -> plan.MountFacts:
@@ -326,12 +337,11 @@ def _mount_facts(caller: Caller, mountpoint: int) -> plan.MountFacts:
     return plan.MountFacts(
         uid=caller.uid,
         gid=caller.gid,
-        mount_namespace=caller.mount_namespace,
-        mode=status.st_mode,
-        owner=status.st_uid,
+        root_mode=stat.S_IFMT(status.st_mode),
+        foreign_sticky=bool(status.st_mode & stat.S_ISVTX) and status.st_uid != caller.uid,
         filesystem=syscalls.fstatfs_type(mountpoint),
         access_errno=access_errno,
-        pids_visible=caller.pids_visible,
+        mount_namespace=caller.mount_namespace,
     )
 
 

@@ -109,8 +109,8 @@ class Operation:
         except HungUp:
             raise OperationEnded from None
 
-    async def hear(self, expected: type[RecordT]) -> RecordT:
-        """Return what the child says, which must be an `expected`.
+    async def hear(self) -> plan.Record:
+        """Return what the child says.
 
         Raises OperationFailed when it says that it failed, OperationEnded when it says nothing.
         """
@@ -123,7 +123,12 @@ class Operation:
         record = plan.load(data)
         if isinstance(record, plan.Failed):
             raise OperationFailed(record.errno, record.step.decode())
-        if not isinstance(record, expected):
+        return record
+
+    async def expect(self, kind: type[RecordT]) -> RecordT:
+        """Return what the child says, which must be a `kind`; raises as `hear` does."""
+        record = await self.hear()
+        if not isinstance(record, kind):
             raise OperationEnded
         return record
 
@@ -131,6 +136,6 @@ class Operation:
         """Hang up on purpose, and wait until the child has unmounted again and is gone."""
         self._channel.socket.shutdown(socket.SHUT_WR)
         try:
-            await self.hear(plan.Failed)
+            await self.hear()
         except (OperationEnded, OperationFailed):
             pass

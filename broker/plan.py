@@ -3,10 +3,14 @@
 One operation is a conversation over a socket pair of its own, between the front and the child that the mounter forks
 for it. The whole list of what may be said, in order:
 
-    mount      child: MountFacts     front: MountPlan     child: Mounted     front: Keep
+    mount      front: MountPlan or Ask   (child: MountFacts   front: MountPlan)   child: Mounted     front: Keep
     unmount    child: UnmountFacts   front: UnmountPlan   child: Unmounted
 
-Before it says `Mounted`, the child has sent the descriptor to the caller. It may say `Failed` at any of its turns and be
+A plan contains the facts on which it was decided, and the child carries it out only if they are what it finds. So the
+front may guess: most callers mount on a directory of their own, on the filesystem that the last one had, and that
+saves a round trip. Where the guess is wrong, the child tells what it found, and gets a plan that was decided on that.
+
+Before it says `Mounted`, the child has sent the descriptor to the caller. It may say `Failed` at any turn and be
 gone. The front may hang up at any of its turns: what was mounted by then is unmounted again.
 
 The mounter trusts neither the front nor its own reading: a record is loaded only when it has exactly the fields of
@@ -42,34 +46,37 @@ class StartUnmount(NamedTuple):
 class MountFacts(NamedTuple):
     """Who asks, as their user namespace sees them, and what they point at, as they themselves may see it.
 
-    `mount_namespace` is the inode of the namespace; `mode` and `owner` are st_mode and st_uid of the mountpoint;
-    `filesystem` is its statfs f_type; `access_errno` is 0 or what access(2) for writing it says. With
-    `pids_visible` the FUSE program sees the pids of who uses its filesystem, otherwise 0.
+    `root_mode` is the S_IFMT part of the mountpoint's st_mode; `foreign_sticky`: it is a sticky directory of somebody
+    else; `filesystem` is its statfs f_type; `access_errno` is 0 or what access(2) for writing it says;
+    `mount_namespace` is the inode number of the caller's.
     """
 
     uid: int
     gid: int
-    mount_namespace: int
-    mode: int
-    owner: int
+    root_mode: int
+    foreign_sticky: bool
     filesystem: int
     access_errno: int
-    pids_visible: bool
+    mount_namespace: int
 
 
 class MountPlan(NamedTuple):
-    """A FUSE mount, by the names of mount(8). Empty `subtype`, `max_read`, `block_size`: not given.
+    """A FUSE mount, by the names of mount(8), after the facts on which it was decided.
 
-    `request` and `warnings`, one a line, go into the reply with which the child hands the descriptor to the caller.
+    Empty `subtype`, `max_read`, `block_size`: not given. `request` and `warnings`, one a line, go into the reply with
+    which the child hands the descriptor to the caller.
     """
 
+    uid: int
+    gid: int
+    root_mode: int
+    foreign_sticky: bool
+    filesystem: int
+    access_errno: int
     request: bytes
     warnings: bytes
     source: bytes
     subtype: bytes
-    uid: int
-    gid: int
-    root_mode: int
     allow_other: bool
     default_permissions: bool
     max_read: bytes
@@ -85,10 +92,19 @@ class MountPlan(NamedTuple):
     nosymfollow: bool
 
 
+class Ask(NamedTuple):
+    """The front does not guess: it wants the facts."""
+
+
 class Mounted(NamedTuple):
-    """The mount is in place. `device` is the minor number of the superblock, its name under fusectl."""
+    """The mount is in place. `device` is the minor number of the superblock, its name under fusectl.
+
+    With `pids_visible` the FUSE program sees the pids of who uses its filesystem, otherwise 0.
+    """
 
     device: int
+    mount_namespace: int
+    pids_visible: bool
 
 
 class Keep(NamedTuple):
@@ -127,6 +143,7 @@ Record = (
     StartMount
     | StartUnmount
     | MountFacts
+    | Ask
     | MountPlan
     | Mounted
     | Keep

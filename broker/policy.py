@@ -47,11 +47,11 @@ def decide_mount(
 
 def _check_mountpoint(path: bytes, facts: MountFacts, configuration: Configuration, privileged: bool) -> None:
     """Raise Refusal unless the caller may mount there."""
-    is_directory = stat.S_ISDIR(facts.mode)
-    if not is_directory and not stat.S_ISREG(facts.mode):
+    is_directory = stat.S_ISDIR(facts.root_mode)
+    if not is_directory and not stat.S_ISREG(facts.root_mode):
         raise Refusal(EINVAL, b"mountpoint %b is not a directory or a regular file" % path)
     if not privileged:
-        if is_directory and facts.mode & stat.S_ISVTX and facts.owner != facts.uid:
+        if is_directory and facts.foreign_sticky:
             raise Refusal(EPERM, b"mountpoint %b not owned by user" % path)
         if is_directory and facts.access_errno:
             raise Refusal(facts.access_errno, b"user has no write access to mountpoint %b" % path)
@@ -64,13 +64,16 @@ def _check_mountpoint(path: bytes, facts: MountFacts, configuration: Configurati
 
 def _plan(id: bytes, wanted: options.MountOptions, facts: MountFacts) -> MountPlan:
     return MountPlan(
+        uid=facts.uid,
+        gid=facts.gid,
+        root_mode=facts.root_mode,
+        foreign_sticky=facts.foreign_sticky,
+        filesystem=facts.filesystem,
+        access_errno=facts.access_errno,
         request=id,
         warnings=b"\n".join(wanted.warnings),
         source=wanted.fsname or wanted.subtype or b"/dev/fuse",
         subtype=wanted.subtype or b"",
-        uid=facts.uid,
-        gid=facts.gid,
-        root_mode=stat.S_IFMT(facts.mode),
         allow_other=wanted.allow_other,
         default_permissions=wanted.default_permissions,
         max_read=wanted.max_read,

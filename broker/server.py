@@ -10,6 +10,7 @@ import asyncio
 import os
 import secrets
 import socket
+import stat
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -19,14 +20,16 @@ from errno import EBADMSG, EIO, ETIMEDOUT
 from broker import log, policy
 from broker.channel import Channel, HungUp, close_all
 from broker.config import Configuration
-from broker.operations import Mounter, OperationEnded, OperationFailed
+from broker.operations import Mounter, Operation, OperationEnded, OperationFailed
 from broker.options import Refusal
 from broker.peer import Peer, PeerGone, describe, identify
 from broker.plan import (
+    Ask,
     Keep,
     Mounted,
     MountFacts,
     MountPlan,
+    Record,
     StartMount,
     StartUnmount,
     Unmounted,
@@ -53,6 +56,7 @@ class Server:
         self._tasks: set[asyncio.Task[None]] = set()
         self._places = asyncio.Semaphore(configuration.max_requests)
         self._told_foreign_pids = False
+        self._last_filesystem = 0
 
     async def run(self, listeners: Sequence[socket.socket], stop: asyncio.Event) -> None:
         """Serve the callers that come on `listeners` until `stop`; then finish what was begun."""
@@ -139,27 +143,54 @@ class Server:
         self, call: "Call", channel: Channel, held: ExitStack, request: MountRequest, mountpoint: int
     ) -> None:
         """Mount in the caller's namespaces, and keep the mount once the descriptor has arrived where it belongs."""
-        start = StartMount(self.configuration.deadlines.operation)
-        operation = held.enter_context(self.mounter.begin(start, channel.socket, call.require_peer().pidfd, mountpoint))
+        operation = held.enter_context(
+            self.mounter.begin(
+                StartMount(self.configuration.deadlines.operation),
+                channel.socket,
+                call.require_peer().pidfd,
+                mountpoint,
+            )
+        )
         with _explained(b"mount failed", request.mountpoint):
-            facts = await operation.hear(MountFacts)
-            self._tell_foreign_pids(facts)
-            plan = self._decide_mount(call, request, facts)
-            operation.say(plan)
-            mounted = await operation.hear(Mounted)
-        mount = self._record(call, facts, plan, mounted)
+            plan = self._guess(call, request)
+            operation.say(plan or Ask())
+            call.describe_peer()
+            said = await operation.hear()
+            if plan is None or not isinstance(said, Mounted):
+                plan, said = await self._mount_on_facts(call, request, operation, said)
+        self._tell_foreign_pids(said)
+        mount = self._record(call, plan, said)
         if await self._committed(channel):
             self.registry.add(mount)
             operation.say(Keep())
-            self._decided(call, log.INFO, "mounted", device=mounted.device, type=mount.type, source=mount.source)
+            self._decided(call, log.INFO, "mounted", device=mount.device, type=mount.type, source=mount.source)
         else:
             await operation.undo()
             self._decided(call, log.NOTICE, "rolled back: the caller did not take the mount", errno=0)
 
-    def _decide_mount(self, call: "Call", request: MountRequest, facts: MountFacts) -> MountPlan:
+    def _guess(self, call: "Call", request: MountRequest) -> MountPlan | None:
+        """Return the plan that is right if the caller and its mountpoint are as most are; see `plan`."""
+        if len(self.registry) >= self.configuration.mount_max >= 0:
+            return None  # the facts say how many are the caller's
+        peer = call.require_peer()
+        usual = MountFacts(peer.uid, peer.gid, stat.S_IFDIR, False, self._last_filesystem, 0, 0)
+        try:
+            return policy.decide_mount(call.id.encode(), request, usual, 0, self.configuration)
+        except Refusal:
+            return None  # the facts may give another reason, which the user is to read then
+
+    async def _mount_on_facts(
+        self, call: "Call", request: MountRequest, operation: Operation, facts: Record
+    ) -> tuple[MountPlan, Mounted]:
+        """Decide on what the child found, and have that carried out. Raises Refusal and what `operation` raises."""
+        if not isinstance(facts, MountFacts):
+            raise OperationEnded
+        self._last_filesystem = facts.filesystem
         limit = self.configuration.mount_max
         live = self.registry.count(MountNamespace(facts.mount_namespace), limit)
-        return policy.decide_mount(call.id.encode(), request, facts, live, self.configuration)
+        plan = policy.decide_mount(call.id.encode(), request, facts, live, self.configuration)
+        operation.say(plan)
+        return plan, await operation.expect(Mounted)
 
     async def _committed(self, channel: Channel) -> bool:
         """Whether the caller confirms that the FUSE program has the descriptor."""
@@ -171,14 +202,14 @@ class Server:
         except (HungUp, TimeoutError, ProtocolError):
             return False
 
-    def _record(self, call: "Call", facts: MountFacts, plan: MountPlan, mounted: Mounted) -> Mount:
+    def _record(self, call: "Call", plan: MountPlan, mounted: Mounted) -> Mount:
         peer = call.require_peer()
         device = Device(mounted.device)
         return Mount(
             device=device,
             born=self.registry.born(device),
-            namespace=MountNamespace(facts.mount_namespace),
-            uid=facts.uid,
+            namespace=MountNamespace(mounted.mount_namespace),
+            uid=plan.uid,
             pid=peer.pid,
             command=call.command,
             container=call.container,
@@ -194,18 +225,19 @@ class Server:
     ) -> None:
         start = StartUnmount(self.configuration.deadlines.operation, request.name)
         operation = held.enter_context(self.mounter.begin(start, channel.socket, call.require_peer().pidfd, directory))
+        call.describe_peer()
         with _explained(b"failed to unmount %b" % request.mountpoint, request.mountpoint):
-            facts = await operation.hear(UnmountFacts)
+            facts = await operation.expect(UnmountFacts)
             device = Device(facts.device)
             mount = self.registry.find(device) if facts.mounted else None
             operation.say(policy.decide_unmount(request, facts, mount))
-            await operation.hear(Unmounted)
+            await operation.expect(Unmounted)
         self.registry.find(device)
         self._decided(call, log.INFO, "unmounted", device=device)
         channel.send(wire.encode_reply(Reply(call.id.encode())))
 
-    def _tell_foreign_pids(self, facts: MountFacts) -> None:
-        if not facts.pids_visible and not self._told_foreign_pids:
+    def _tell_foreign_pids(self, mounted: Mounted) -> None:
+        if not mounted.pids_visible and not self._told_foreign_pids:
             self._told_foreign_pids = True
             self.log(
                 log.WARNING,

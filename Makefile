@@ -1,0 +1,60 @@
+# `make help` lists what there is to make. On a fresh Debian 12, as root, each target installs what it is missing.
+
+SHELL := /bin/bash
+# The distribution's Python: its static library is what the proxy is linked with, and its bytecode has to match.
+PYTHON ?= /usr/bin/python3
+VENV := .venv
+PROXY := build/static/fusermount3-proxy
+
+# What the venv, the lint and the static build need; the end-to-end tests and the demo need the lab's packages, too.
+BUILD_PACKAGES := gcc libc6-dev pkgconf libpython3-dev libsystemd-dev libattr1-dev python3-venv binutils strace
+LAB_PACKAGES := $(shell sed 's/\#.*//' tests/lab/apt-packages)
+
+.DEFAULT_GOAL := help
+.PHONY: help
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+.PHONY: venv
+venv: $(VENV)/installed  ## .venv with the broker, its dependencies and the tests' (fusermount3-broker is in .venv/bin)
+
+$(VENV)/installed: setup.cfg pyproject.toml | build-packages
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --use-pep517 --editable '.[test]'
+	touch $@
+
+.PHONY: static
+static: $(PROXY)  ## the static proxy: build/static/fusermount3-proxy
+
+$(PROXY): $(wildcard fusermount3_proxy/*.py packaging/static/*) | build-packages
+	$(PYTHON) packaging/static/build.py --output $@
+
+.PHONY: demo
+demo: venv static lab-packages  ## an unmodified sshfs mounts in an unprivileged container, told step by step
+	$(VENV)/bin/python -m tests.demo
+
+.PHONY: test
+test: lint static lab-packages  ## all tests; as root, for most need containers and mounts
+	$(VENV)/bin/python -m pytest
+
+.PHONY: lint
+lint: venv  ## ruff and mypy --strict
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+
+.PHONY: bench
+bench: venv static lab-packages  ## latency of the proxy beside the genuine fusermount3, in one run
+	$(VENV)/bin/python -m benchmarks.latency
+
+.PHONY: clean
+clean:  ## remove what was built here (the cache of the tests' images stays, in ~/.cache)
+	rm -rf build $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# Debian packages are installed only when one is missing, so that the other targets need no network.
+.PHONY: build-packages lab-packages
+build-packages: PACKAGES := $(BUILD_PACKAGES)
+lab-packages: PACKAGES := $(LAB_PACKAGES)
+build-packages lab-packages:
+	@packaging/install-packages $(PACKAGES)
