@@ -6,8 +6,8 @@ namespaces and takes the caller's identity from the kernel; it tells the front w
 decided, or nothing. Children are forked before they are needed because a process is slow after fork(2): each page that
 it touches for the first time is a fault. So they also rehearse.
 
-Whatever could block for ever (a path on a hung filesystem, a front that says nothing) is bounded by an alarm whose
-signal kills the child. From the moment a mount is attached until the front says `Keep`, nothing kills the child but
+Whatever could block for ever, such as a path on a hung filesystem, is bounded by an alarm whose signal kills the
+child. From the moment a mount is attached until the front says `Keep`, nothing kills the child but
 its own rollback.
 
 Once the child has joined a foreign mount namespace, every file of the machine is the caller's. So the modules are
@@ -135,6 +135,7 @@ _REHEARSED_PLAN = plan.MountPlan(
     access_errno=0,
     request=b"rehearsal",
     warnings=b"",
+    auto_unmount=False,
     source=b"rehearsal",
     subtype=b"rehearsal",
     allow_other=False,
@@ -176,7 +177,7 @@ def _operate(opened: Descriptors, start: Record, descriptors: list[int]) -> None
         if isinstance(start, plan.StartMount):
             _mount(talk, caller, pinned)
         else:
-            _unmount(talk, caller, pinned, start.name)
+            _unmount(talk, caller, pinned, start)
     except StepError as error:
         talk.say(plan.Failed(error.errno, error.step.encode()))
     except HungUp:
@@ -195,15 +196,14 @@ class StepError(Exception):
 
 
 class HungUp(Exception):
-    """The front or the caller has gone, or gave no answer in time: the operation is nobody's any more."""
+    """The front or the caller has gone: the operation is nobody's any more."""
 
 
 class Conversation:
-    """The child's end of the talk with the front."""
+    """The child's end of the talk with the front. The front hangs up when it is over, or dies: no wait is for ever."""
 
     def __init__(self, descriptor: int, seconds: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
         self.seconds = seconds
 
     def say(self, record: Record, descriptor: int | None = None) -> None:
@@ -241,7 +241,7 @@ class _Bounded:
 
 
 class Caller:
-    """The caller, whose namespaces this process has joined and with whose rights it looks at files.
+    """The caller, whose namespaces this process has joined and whose identity it has.
 
     The kernel translates: uid and gid are those that the caller itself sees. `device` is /dev/fuse, opened in the
     caller's user namespace, as FUSE demands of the superblock that it will serve (fs/fuse/inode.c, fuse_fill_super).
@@ -267,11 +267,19 @@ class Caller:
         os.fchdir(opened.proc)
         self.mount_namespace = os.stat("self/ns/mnt").st_ino
         self.in_pid_namespace = os.stat("self/ns/pid").st_ino == os.stat("self/ns/pid_for_children").st_ino
+        self._become(groups)
+
+    def _become(self, groups: list[int]) -> None:
+        """Take on the caller's identity in full, as FUSE wants of who enters a user's filesystem; and of root's
+        powers keep the one to mount.
+        """
         try:
             os.setgroups(groups)
         except PermissionError:
             pass  # a user namespace that denies setgroups(2): then without groups, the stricter answer
-        syscalls.setfsids(self.uid, self.gid)
+        syscalls.prctl(syscalls.PR_SET_KEEPCAPS, 1)
+        os.setresgid(self.gid, self.gid, self.gid)
+        os.setresuid(self.uid, self.uid, self.uid)
         # Root of a container may look into its users' directories, as the helper's root does.
         look = (syscalls.CAP_DAC_READ_SEARCH,) if self.uid == 0 else ()
         syscalls.capset(syscalls.CAP_SYS_ADMIN, *look)
@@ -311,7 +319,8 @@ def _mount(talk: Conversation, caller: Caller, mountpoint: int) -> None:
     except OSError as error:
         raise StepError(error.errno or errno.EIO, "mount") from None
     try:
-        caller.hand_over(wire.Reply(wanted.request, warnings=_lines(wanted.warnings)))
+        warnings = tuple(wanted.warnings.splitlines())
+        caller.hand_over(wire.Reply(wanted.request, warnings=warnings, auto_unmount=wanted.auto_unmount))
         talk.say(plan.Mounted(device, caller.mount_namespace, caller.pids_visible))
         if not isinstance(talk.hear(), plan.Keep):
             raise HungUp
@@ -437,36 +446,61 @@ def _attributes(wanted: plan.MountPlan) -> int:
     return attributes
 
 
-def _unmount(talk: Conversation, caller: Caller, directory: int, name: bytes) -> None:
+def _unmount(talk: Conversation, caller: Caller, directory: int, start: plan.StartUnmount) -> None:
     with talk.bounded("access mountpoint"):
-        facts = _unmount_facts(caller, directory, name)
+        facts, entry = _unmount_facts(caller, directory, start)
     talk.say(facts)
     wanted = talk.hear()
     if not isinstance(wanted, plan.UnmountPlan):
         return
     with talk.bounded("unmount"):
-        os.fchdir(directory)
-        flags = syscalls.UMOUNT_NOFOLLOW | (syscalls.MNT_DETACH if wanted.lazy else 0)
-        syscalls.umount2(name, flags)
+        if wanted.lazy:
+            syscalls.umount2(b"self/fd/%d" % entry, syscalls.MNT_DETACH)  # the very mount that was looked at
+        else:
+            os.close(entry)  # or it would be busy
+            os.fchdir(directory)
+            syscalls.umount2(start.name, syscalls.UMOUNT_NOFOLLOW)
     talk.say(plan.Unmounted())
 
 
-def _unmount_facts(caller: Caller, directory: int, name: bytes) -> plan.UnmountFacts:
-    """Look the entry up with the caller's rights. The descriptor of it is closed again, or it would be busy."""
-    device = mount_id = access_errno = 0
+def _unmount_facts(caller: Caller, directory: int, start: plan.StartUnmount) -> tuple[plan.UnmountFacts, int]:
+    """Look the entry up with the caller's rights; return the facts and a descriptor of it, -1 if there is none."""
     try:
-        entry = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+        entry = os.open(start.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     except OSError as error:
-        access_errno = error.errno or 0
-    else:
-        device, mount_id = syscalls.statx_mount(entry)
-        os.close(entry)
-    mounted = not access_errno and mount_id != syscalls.statx_mount(directory)[1]
-    return plan.UnmountFacts(caller.uid, caller.mount_namespace, access_errno, mounted, device)
+        return plan.UnmountFacts(caller.uid, caller.mount_namespace, error.errno or 0, False, 0, False, False), -1
+    device, mount_id = syscalls.statx_mount(entry)
+    facts = plan.UnmountFacts(
+        uid=caller.uid,
+        mount_namespace=caller.mount_namespace,
+        access_errno=0,
+        mounted=mount_id != syscalls.statx_mount(directory)[1],
+        device=device,
+        dead=start.only_dead and _is_dead(directory, start.name),
+        own_fuse=start.only_dead and _is_own_fuse(mount_id, caller.uid),
+    )
+    return facts, entry
 
 
-def _lines(text: bytes) -> tuple[bytes, ...]:
-    return tuple(text.split(b"\n")) if text else ()
+def _is_dead(directory: int, name: bytes) -> bool:
+    """Whether nobody serves the FUSE filesystem any more. Asks it, so this may block."""
+    try:
+        os.close(os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory))
+        return False
+    except OSError as error:
+        return error.errno == errno.ENOTCONN
+
+
+def _is_own_fuse(mount_id: int, uid: int) -> bool:
+    """Whether mountinfo calls the mount a FUSE filesystem of that user (proc_pid_mountinfo(5))."""
+    mountinfo = os.open("self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+    with open(mountinfo, "rb", buffering=0) as file:
+        for line in file.readall().splitlines():
+            mount, _, superblock = line.partition(b" - ")
+            if mount.startswith(b"%d " % mount_id):
+                filesystem, _, options = superblock.split(b" ", 2)
+                return filesystem.partition(b".")[0] == b"fuse" and b"user_id=%d" % uid in options.split(b",")
+    return False
 
 
 def _rights(descriptor: int) -> tuple[int, int, bytes]:

@@ -36,11 +36,13 @@ class StartMount(NamedTuple):
 class StartUnmount(NamedTuple):
     """To the mounter, with four descriptors: conversation, caller's connection, caller's pidfd, directory O_PATH.
 
-    `name` is the entry in that directory; `seconds` is as in `StartMount`.
+    `name` is the entry in that directory; `seconds` is as in `StartMount`. With `only_dead` the facts say whether the
+    filesystem is dead, and whose it is.
     """
 
     seconds: int
     name: bytes
+    only_dead: bool
 
 
 class MountFacts(NamedTuple):
@@ -63,8 +65,8 @@ class MountFacts(NamedTuple):
 class MountPlan(NamedTuple):
     """A FUSE mount, by the names of mount(8), after the facts on which it was decided.
 
-    Empty `subtype`, `max_read`, `block_size`: not given. `request` and `warnings`, one a line, go into the reply with
-    which the child hands the descriptor to the caller.
+    Empty `subtype`, `max_read`, `block_size`: not given. `request`, `warnings`, one a line, and `auto_unmount` go into
+    the reply with which the child hands the descriptor to the caller.
     """
 
     uid: int
@@ -75,6 +77,7 @@ class MountPlan(NamedTuple):
     access_errno: int
     request: bytes
     warnings: bytes
+    auto_unmount: bool
     source: bytes
     subtype: bytes
     allow_other: bool
@@ -114,7 +117,8 @@ class Keep(NamedTuple):
 class UnmountFacts(NamedTuple):
     """Who asks, and what is on the entry: the minor device number of its superblock, if it is a mountpoint at all.
 
-    `access_errno` is 0, or why the caller can't look at it; the rest then says nothing.
+    `access_errno` is 0, or why the caller can't look at it; the rest then says nothing. `dead` (nobody serves it) and
+    `own_fuse` (a FUSE filesystem with the caller's user_id) are looked up only if the start record asks for it.
     """
 
     uid: int
@@ -122,6 +126,8 @@ class UnmountFacts(NamedTuple):
     access_errno: int
     mounted: bool
     device: int
+    dead: bool
+    own_fuse: bool
 
 
 class UnmountPlan(NamedTuple):

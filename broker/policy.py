@@ -8,7 +8,7 @@ devices are never allowed; and only what was mounted through the broker is unmou
 
 import os
 import stat
-from errno import EINVAL, EPERM
+from errno import EBUSY, EINVAL, EPERM
 
 from broker import options
 from broker.config import Configuration
@@ -72,6 +72,7 @@ def _plan(id: bytes, wanted: options.MountOptions, facts: MountFacts) -> MountPl
         access_errno=facts.access_errno,
         request=id,
         warnings=b"\n".join(wanted.warnings),
+        auto_unmount=wanted.auto_unmount,
         source=wanted.fsname or wanted.subtype or b"/dev/fuse",
         subtype=wanted.subtype or b"",
         allow_other=wanted.allow_other,
@@ -95,7 +96,12 @@ def decide_unmount(request: UnmountRequest, facts: UnmountFacts, mount: Mount | 
 
     A user may unmount their own, root of the mount namespace what anybody in it mounted. Raises Refusal.
     """
-    ours = facts.mounted and mount is not None and mount.namespace == facts.mount_namespace
+    if mount is not None and mount.namespace != facts.mount_namespace:
+        mount = None  # a copy of it in another namespace; that one is not ours to take away
+    if request.only_dead:
+        _check_dead(request, facts, mount)
+        return UnmountPlan(lazy=True)
+    ours = facts.mounted and mount is not None
     if facts.uid == 0:
         problem = 0 if ours else facts.access_errno or (EPERM if facts.mounted else EINVAL)
         if problem:
@@ -104,3 +110,16 @@ def decide_unmount(request: UnmountRequest, facts: UnmountFacts, mount: Mount | 
     elif not ours or mount is None or mount.uid != facts.uid:
         raise Refusal(EPERM, b"entry for %b not found in /etc/mtab" % request.mountpoint)
     return UnmountPlan(lazy=request.lazy)
+
+
+def _check_dead(request: UnmountRequest, facts: UnmountFacts, mount: Mount | None) -> None:
+    """Raise Refusal unless this is the mount that was watched, and it is dead.
+
+    A watcher that the broker mounted for names its mount. One that watches over a mount that its FUSE program made by
+    itself can't; then any dead FUSE filesystem of the caller's own will do, as in fusermount3.
+    """
+    if not facts.mounted or not facts.dead:
+        raise Refusal(EBUSY, b"%b is no dead mount" % request.mountpoint)
+    watched = facts.own_fuse if not request.mount else mount is not None and mount.request.encode() == request.mount
+    if not watched:
+        raise Refusal(EPERM, b"%b is not the mount that was watched" % request.mountpoint)

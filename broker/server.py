@@ -14,7 +14,7 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from errno import EBADMSG, EIO, ETIMEDOUT
 
 from broker import log, policy
@@ -162,7 +162,8 @@ class Server:
         mount = self._record(call, plan, said)
         if await self._committed(channel):
             self.registry.add(mount)
-            operation.say(Keep())
+            with suppress(OperationEnded):  # a child that was killed can't undo the mount: it stays all the same
+                operation.say(Keep())
             self._decided(call, log.INFO, "mounted", device=mount.device, type=mount.type, source=mount.source)
         else:
             await operation.undo()
@@ -223,7 +224,7 @@ class Server:
     async def _unmount(
         self, call: "Call", channel: Channel, held: ExitStack, request: UnmountRequest, directory: int
     ) -> None:
-        start = StartUnmount(self.configuration.deadlines.operation, request.name)
+        start = StartUnmount(self.configuration.deadlines.operation, request.name, request.only_dead)
         operation = held.enter_context(self.mounter.begin(start, channel.socket, call.require_peer().pidfd, directory))
         call.describe_peer()
         with _explained(b"failed to unmount %b" % request.mountpoint, request.mountpoint):

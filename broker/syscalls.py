@@ -15,9 +15,6 @@ import sys
 _libc = ctypes.CDLL(None, use_errno=True)
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
-for _function in (_libc.setfsuid, _libc.setfsgid):
-    _function.argtypes = [ctypes.c_uint]
-    _function.restype = ctypes.c_uint
 
 _MOVE_MOUNT = 429
 _FSOPEN = 430
@@ -57,6 +54,7 @@ SO_PEERGROUPS = 59
 SO_PEERPIDFD = 77
 
 PR_SET_DUMPABLE = 4
+PR_SET_KEEPCAPS = 8
 
 CAP_DAC_READ_SEARCH = 2
 CAP_SYS_ADMIN = 21
@@ -81,18 +79,6 @@ def unshare(flags: int) -> None:
 
 def prctl(option: int, value: int) -> None:
     _check(_libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0))
-
-
-def setfsids(uid: int, gid: int) -> None:
-    """Check file access as this user and group from now on.
-
-    setfsuid(2) reports no error, so the value is read back. It takes no capability away from a process whose uid is
-    not that of root in its user namespace: `capset` does.
-    """
-    _libc.setfsgid(gid)
-    _libc.setfsuid(uid)
-    if _libc.setfsgid(gid) != gid or _libc.setfsuid(uid) != uid:
-        raise PermissionError(errno.EPERM, "setfsuid")
 
 
 def capset(*capabilities: int) -> None:

@@ -42,6 +42,8 @@ def _run(program: bytes, call: Invocation) -> int:
         return 1
     if call.unmount:
         return _unmount(program, call)
+    if call.auto_unmount:
+        return _watch(program, call)
     return _mount(program, call)
 
 
@@ -57,7 +59,21 @@ def _mount(program: bytes, call: Invocation) -> int:
         raise Failure(b"mount failed: the broker sent no descriptor")
     comm.send(socket, answer.descriptor)
     client.commit(answer)
+    if answer.reply.auto_unmount:
+        from fusermount3_proxy import watch  # not before: most calls need no signals
+
+        return watch.become_watcher(program, socket, place.path, answer.reply.id)
     return 0
+
+
+def _watch(program: bytes, call: Invocation) -> int:
+    """``--auto-unmount``: watch over a mount that the FUSE program made by itself, or go on watching."""
+    from fusermount3_proxy import watch
+
+    if watch.has_waited():
+        return watch.unmount_dead(call.mountpoint, environ.get(watch.MOUNT_VARIABLE, b""))
+    path = mountpoint.locate(call.mountpoint).path
+    return watch.become_watcher(program, comm.find(call.comm_fd, environ), path, mount=b"")
 
 
 def _unmount(program: bytes, call: Invocation) -> int:

@@ -74,13 +74,16 @@ class Answer:
         self.descriptor = descriptor
 
 
-def ask(path: bytes, request: wire.Request, descriptor: int) -> Answer:
-    """Send `request` with `descriptor` to the broker at `path`, and return what it answers. Raises Failure."""
+def ask(path: bytes, request: wire.Request, descriptor: int, patience: float = PATIENCE) -> Answer:
+    """Send `request` with `descriptor` to the broker at `path`, and return what it answers.
+
+    A broker that is not there is waited for `patience` seconds. Raises Failure.
+    """
     try:
         record = wire.encode_request(request)
     except wire.ProtocolError as error:
         raise Failure(error.text.encode()) from None
-    give_up = monotonic() + PATIENCE
+    give_up = monotonic() + patience
     pause = 0.005
     while True:
         try:
@@ -93,10 +96,10 @@ def ask(path: bytes, request: wire.Request, descriptor: int) -> Answer:
             if error.errno not in _NOT_YET:
                 raise Failure(b"broker at %b: %b" % (path, reason(error))) from None
             if monotonic() + pause > give_up:
-                waited = b"waited %d seconds for it" % PATIENCE
+                waited = b"waited %d seconds for it" % patience
                 raise Failure(b"no broker at %b: %b, %b" % (path, reason(error), waited)) from None
         sleep(pause)
-        pause = min(2 * pause, 0.5)
+        pause = min(2 * pause, patience / 20)
 
 
 def commit(answer: Answer) -> None:

@@ -119,27 +119,42 @@ class MountRequest:
 class UnmountRequest:
     """Unmount what is mounted on `name` in a directory; `DESCRIPTORS` is that directory, opened O_PATH.
 
-    `name` is one path component; `lazy` asks for MNT_DETACH; `mountpoint` is the path for messages and logs.
+    `name` is one path component; `lazy` asks for MNT_DETACH; `mountpoint` is the path for messages and logs. With
+    `only_dead` it is unmounted, lazily, only if nobody serves it any more, and only if it is `mount`, the id in the
+    reply to a mount, where that is given.
     """
 
     OPERATION = "unmount"
     DESCRIPTORS = 1
-    __slots__ = ("lazy", "mountpoint", "name")
+    __slots__ = ("lazy", "mount", "mountpoint", "name", "only_dead")
 
-    def __init__(self, mountpoint: bytes, name: bytes, lazy: bool) -> None:
+    def __init__(
+        self, mountpoint: bytes, name: bytes, lazy: bool = False, only_dead: bool = False, mount: bytes = b""
+    ) -> None:
         self.mountpoint = mountpoint
         self.name = name
         self.lazy = lazy
+        self.only_dead = only_dead
+        self.mount = mount
 
     def fields(self) -> dict[str, bytes]:
-        return {"mountpoint": self.mountpoint, "name": self.name, "lazy": _BOOL[self.lazy]}
+        fields = {"mountpoint": self.mountpoint, "name": self.name, "lazy": _BOOL[self.lazy]}
+        if self.only_dead:
+            fields |= {"only-dead": _BOOL[True], "mount": self.mount}
+        return fields
 
     @classmethod
     def from_fields(cls, fields: dict[str, bytes]) -> "UnmountRequest":
         name = _required(fields, "name")
         if name in (b"", b".", b"..") or b"/" in name or len(name) > 255:
             raise ProtocolError(EBADMSG, "field 'name' is not one path component")
-        return cls(_required(fields, "mountpoint"), name, _boolean(fields, "lazy"))
+        return cls(
+            _required(fields, "mountpoint"),
+            name,
+            _boolean(fields, "lazy"),
+            _boolean(fields, "only-dead"),
+            fields.get("mount", b""),
+        )
 
 
 class CommitRequest:
@@ -203,16 +218,25 @@ class Reply:
     """What the broker answers. `warnings` are lines for the user, one each; `id` names the request in its log.
 
     `errno` is 0 for a request that was carried out. Otherwise nothing was changed, and `text` is what the user
-    reads after the name of the program. A reply to a mount that was carried out brings the /dev/fuse descriptor.
+    reads after the name of the program. A reply to a mount that was carried out brings the /dev/fuse descriptor; with
+    `auto_unmount` the options asked for a watcher.
     """
 
-    __slots__ = ("errno", "id", "text", "warnings")
+    __slots__ = ("auto_unmount", "errno", "id", "text", "warnings")
 
-    def __init__(self, id: bytes, errno: int = 0, text: bytes = b"", warnings: tuple[bytes, ...] = ()) -> None:
+    def __init__(
+        self,
+        id: bytes,
+        errno: int = 0,
+        text: bytes = b"",
+        warnings: tuple[bytes, ...] = (),
+        auto_unmount: bool = False,
+    ) -> None:
         self.id = id
         self.errno = errno
         self.text = text
         self.warnings = warnings
+        self.auto_unmount = auto_unmount
 
 
 def encode_reply(reply: Reply) -> bytes:
@@ -222,6 +246,8 @@ def encode_reply(reply: Reply) -> bytes:
         fields["text"] = reply.text
     if reply.warnings:
         fields["warnings"] = b"\n".join(reply.warnings)
+    if reply.auto_unmount:
+        fields["auto-unmount"] = _BOOL[True]
     return pack(fields)
 
 
@@ -235,6 +261,7 @@ def decode_reply(record: bytes) -> Reply:
         _number(_required(fields, "errno")),
         fields.get("text", b""),
         tuple(warnings.split(b"\n")) if warnings else (),
+        _boolean(fields, "auto-unmount"),
     )
 
 

@@ -17,6 +17,8 @@
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -163,7 +165,10 @@ static void start_python(const char *program)
     PyGC_Disable();
 }
 
-/* The core phase leaves sys.argv unset. Bytes that are not UTF-8 become lone surrogates, as in any Python. */
+/*
+ * The core phase leaves sys.argv unset. Bytes that are not UTF-8 become lone surrogates, as in any Python.
+ * sys.frozen tells the program that it may execute itself.
+ */
 static int set_argv(int argc, char *const argv[])
 {
     PyObject *list = PyList_New(argc);
@@ -176,6 +181,8 @@ static int set_argv(int argc, char *const argv[])
             return -1;
         PyList_SET_ITEM(list, i, argument);
     }
+    if (PySys_SetObject("frozen", Py_True) != 0)
+        return -1;
     return PySys_SetObject("argv", list);
 }
 
@@ -217,8 +224,11 @@ int main(int argc, char *argv[])
         arguments = no_argv;
     }
     int watched = watched_socket();
-    if (watched >= 0)
+    if (watched >= 0) {
+        /* It executed /proc/self/exe; in a list of processes it is to be found under the name it was called by. */
+        prctl(PR_SET_NAME, basename(arguments[0]));
         wait_for_close(watched);
+    }
 
     start_python(arguments[0]);
     int code = run_main(argc, arguments);
