@@ -64,6 +64,10 @@ class Channel:
         except OSError:
             raise HungUp from None
 
+    async def closed(self) -> None:
+        """Return when the peer has closed its end, or says something, which nobody expects of it."""
+        await self._readable()
+
     async def _readable(self) -> None:
         loop = asyncio.get_running_loop()
         ready = asyncio.Event()

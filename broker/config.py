@@ -77,11 +77,13 @@ class Socket:
 @dataclass(frozen=True)
 class Deadlines:
     """Whole seconds. `request`: for a caller to say what it wants; `operation`: for each step of the mounter;
-    `commit`: for a caller to confirm that it has the descriptor."""
+    `commit`: for a caller to confirm that it has the descriptor; `sync_init`: for a FUSE program that wants to be
+    ready before it is mounted (``--sync-init``) to become so, and then for the kernel to hear from it."""
 
     request: int = 5
     operation: int = 5
     commit: int = 10
+    sync_init: int = 300
 
 
 @dataclass(frozen=True)

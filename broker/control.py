@@ -14,7 +14,8 @@ from typing import Any
 
 import psutil
 
-from broker.server import Server
+from broker.front import Front
+from broker.registry import Mount
 from fusermount3_proxy import __version__
 
 LIMIT = 64 * 1024 * 1024
@@ -37,14 +38,14 @@ def ask(path: Path, command: str) -> Any:
         raise NotRunning(f"no broker answers at {path}: {error}") from None
 
 
-async def serve(path: Path, server: Server) -> asyncio.Server:
+async def serve(path: Path, front: Front) -> asyncio.Server:
     """Answer questions at `path` until the returned server is closed."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(10):
                 question = (await reader.readline()).decode("ascii", "replace").strip()
-                writer.write(json.dumps(_answer(server, question)).encode() + b"\n")
+                writer.write(json.dumps(_answer(front, question)).encode() + b"\n")
                 await writer.drain()
         except (OSError, TimeoutError, ValueError):
             pass
@@ -58,27 +59,27 @@ async def serve(path: Path, server: Server) -> asyncio.Server:
         os.umask(before)
 
 
-def _answer(server: Server, question: str) -> Any:
+def _answer(front: Front, question: str) -> Any:
     if question == "status":
-        return status(server)
+        return status(front)
     if question == "mounts":
-        server.registry.reconcile()
-        return [_described(mount) for mount in server.registry]
+        front.registry.reconcile()
+        return [_described(mount) for mount in front.registry]
     return {"error": f"unknown command '{question}'"}
 
 
-def status(server: Server) -> dict[str, Any]:
+def status(front: Front) -> dict[str, Any]:
     """Return how the broker is: versions, processes, memory in bytes, and what it has counted."""
-    server.registry.reconcile()
-    front = psutil.Process()
+    front.registry.reconcile()
+    process = psutil.Process()
     return {
         "version": __version__,
-        "configuration": os.fsdecode(server.configuration.source),
-        "uptime_seconds": round(time.time() - server.started),
-        "mounts": len(server.registry),
-        "requests": dict(server.requests),
-        "front": _process(front),
-        "mounter": _process(psutil.Process(server.mounter.pid)) | {"restarts": server.mounter.restarts},
+        "configuration": os.fsdecode(front.configuration.source),
+        "uptime_seconds": round(time.time() - front.started),
+        "mounts": len(front.registry),
+        "requests": dict(front.requests),
+        "front": _process(process),
+        "mounter": _process(psutil.Process(front.mounter.pid)) | {"restarts": front.mounter.restarts},
     }
 
 
@@ -92,7 +93,7 @@ def _process(process: psutil.Process) -> dict[str, Any]:
         }
 
 
-def _described(mount: Any) -> dict[str, Any]:
+def _described(mount: Mount) -> dict[str, Any]:
     """Return the mount as JSON has it: paths that are not UTF-8 with backslash escapes."""
     return {
         "request": mount.request,

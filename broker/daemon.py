@@ -14,6 +14,7 @@ from systemd import daemon
 
 from broker import control, log, sockets
 from broker.config import ConfigurationError, Socket, load
+from broker.front import Front
 from broker.operations import Mounter, MounterFailed
 from broker.registry import Registry
 from broker.server import Server
@@ -37,13 +38,13 @@ def serve(path: Path | None, socket_paths: tuple[Path, ...]) -> None:
         registry = Registry(configuration.state_directory, mounter.fusectl)
         if registry.lost:
             write_log(log.ERROR, f"the table of mounts was damaged, a new one is begun: {registry.lost}")
-        server = Server(configuration, mounter, registry, write_log)
+        front = Front(configuration, mounter, registry, write_log)
         listening = sockets.inherited()
         if not listening:
             wanted = tuple(Socket(path=each) for each in socket_paths) or configuration.socket
             listeners = sockets.Listeners(wanted)
             listening = listeners.sockets
-        asyncio.run(_run(server, path, listening))
+        asyncio.run(_run(front, path, listening))
     except (MounterFailed, sockets.SocketError, sqlite3.Error, OSError) as error:
         raise StartError(str(error)) from None
     finally:
@@ -53,21 +54,21 @@ def serve(path: Path | None, socket_paths: tuple[Path, ...]) -> None:
             mounter.close()
 
 
-async def _run(server: Server, path: Path | None, listening: list[socket.socket]) -> None:
+async def _run(front: Front, path: Path | None, listening: list[socket.socket]) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    loop.add_signal_handler(signal.SIGHUP, reload, server, path)
-    at = server.configuration.control_socket
+    loop.add_signal_handler(signal.SIGHUP, reload, front, path)
+    at = front.configuration.control_socket
     made = sockets.make_directory(at.parent)
     sockets.remove_stale(at, socket.SOCK_STREAM)
     try:
-        async with await control.serve(at, server):
+        async with await control.serve(at, front):
             names = ", ".join(each.getsockname() for each in listening)
-            server.log(log.INFO, f"serving on {names}", live_mounts=len(server.registry))
+            front.log(log.INFO, f"serving on {names}", live_mounts=len(front.registry))
             daemon.notify("READY=1")
-            await server.run(listening, stop)
+            await Server(front).run(listening, stop)
             daemon.notify("STOPPING=1")
     finally:
         at.unlink(missing_ok=True)
@@ -75,15 +76,15 @@ async def _run(server: Server, path: Path | None, listening: list[socket.socket]
             sockets.remove_directory(directory)
 
 
-def reload(server: Server, path: Path | None) -> None:
+def reload(front: Front, path: Path | None) -> None:
     """Put the configuration in the file into force; a file with a mistake leaves the old one.
 
     Sockets and the state directory stay as they were when the daemon started.
     """
     daemon.notify("RELOADING=1")
     try:
-        server.configuration = load(path)
-        server.log(log.INFO, "configuration loaded again", configuration=server.configuration.source)
+        front.configuration = load(path)
+        front.log(log.INFO, "configuration loaded again", configuration=front.configuration.source)
     except ConfigurationError as error:
-        server.log(log.ERROR, f"configuration not loaded, the old one stays in force: {error}")
+        front.log(log.ERROR, f"configuration not loaded, the old one stays in force: {error}")
     daemon.notify("READY=1")

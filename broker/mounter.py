@@ -15,6 +15,7 @@ imported before, nothing is imported after, and the only paths used are relative
 """
 
 import errno
+import fcntl
 import gc
 import os
 import select
@@ -136,6 +137,7 @@ _REHEARSED_PLAN = plan.MountPlan(
     request=b"rehearsal",
     warnings=b"",
     auto_unmount=False,
+    sync_init=False,
     source=b"rehearsal",
     subtype=b"rehearsal",
     allow_other=False,
@@ -221,6 +223,15 @@ class Conversation:
         except (OSError, wire.ProtocolError):
             raise HungUp from None
 
+    def die_with_front(self) -> None:
+        """Have SIGIO kill this process when the front hangs up, for a wait in which nothing else would tell it."""
+        fcntl.fcntl(self._socket, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(self._socket, fcntl.F_SETFL, fcntl.fcntl(self._socket, fcntl.F_GETFL) | os.O_ASYNC)
+
+    def live_on(self) -> None:
+        """End what `die_with_front` began."""
+        fcntl.fcntl(self._socket, fcntl.F_SETFL, fcntl.fcntl(self._socket, fcntl.F_GETFL) & ~os.O_ASYNC)
+
     def bounded(self, step: str) -> "_Bounded":
         """A step that may block: the process is killed when it takes too long. An OSError in it is a StepError."""
         return _Bounded(step, self.seconds)
@@ -284,17 +295,14 @@ class Caller:
         look = (syscalls.CAP_DAC_READ_SEARCH,) if self.uid == 0 else ()
         syscalls.capset(syscalls.CAP_SYS_ADMIN, *look)
 
-    def hand_over(self, reply: wire.Reply) -> None:
-        """Send the device to the caller, and keep no copy: it would keep a dead daemon's mount from failing.
-
-        Raises HungUp when the caller is gone.
-        """
+    def hand_over(self, wanted: plan.MountPlan) -> None:
+        """Send the device to the caller. Raises HungUp when the caller is gone."""
+        warnings = tuple(wanted.warnings.splitlines())
+        reply = wire.Reply(wanted.request, warnings=warnings, auto_unmount=wanted.auto_unmount)
         try:
             self._connection.sendmsg([wire.encode_reply(reply)], [_rights(self.device)], _NOW)
         except OSError:
             raise HungUp from None
-        finally:
-            os.close(self.device)
 
 
 #: A caller that has not read its socket for long counts as gone.
@@ -310,8 +318,15 @@ def _mount(talk: Conversation, caller: Caller, mountpoint: int) -> None:
         wanted = talk.hear()
     if not isinstance(wanted, plan.MountPlan) or not _rests_on(wanted, facts):
         raise StepError(errno.EPERM, "check the plan")
+    if wanted.sync_init:
+        caller.hand_over(wanted)
+        talk.say(plan.HandedOver())
+        proceed = talk.hear()
+        if not isinstance(proceed, plan.Proceed):
+            return
+        talk.seconds = proceed.seconds
     with talk.bounded("mount"):
-        mount = _create(wanted, caller, talk.seconds)
+        mount = _create(wanted, caller, talk)
         device, _ = syscalls.statx_mount(mount)
     try:
         flags = syscalls.MOVE_MOUNT_F_EMPTY_PATH | syscalls.MOVE_MOUNT_T_EMPTY_PATH
@@ -319,8 +334,9 @@ def _mount(talk: Conversation, caller: Caller, mountpoint: int) -> None:
     except OSError as error:
         raise StepError(error.errno or errno.EIO, "mount") from None
     try:
-        warnings = tuple(wanted.warnings.splitlines())
-        caller.hand_over(wire.Reply(wanted.request, warnings=warnings, auto_unmount=wanted.auto_unmount))
+        if not wanted.sync_init:
+            caller.hand_over(wanted)
+        os.close(caller.device)  # at once: whoever keeps a copy keeps a dead daemon's mount from failing
         talk.say(plan.Mounted(device, caller.mount_namespace, caller.pids_visible))
         if not isinstance(talk.hear(), plan.Keep):
             raise HungUp
@@ -354,13 +370,16 @@ def _mount_facts(caller: Caller, mountpoint: int) -> plan.MountFacts:
     )
 
 
-def _create(wanted: plan.MountPlan, caller: Caller, seconds: int) -> int:
+def _create(wanted: plan.MountPlan, caller: Caller, talk: Conversation) -> int:
     """Return a new, detached FUSE mount that the caller's device serves. Raises OSError."""
     context = _configure(wanted, caller.device)
+    if wanted.sync_init:
+        talk.die_with_front()  # the kernel may wait for the FUSE program, which may be gone
     if caller.in_pid_namespace:
         _create_superblock(context)
     else:
-        _create_superblock_in_child(context, seconds)
+        _create_superblock_in_child(context)
+    talk.live_on()
     return syscalls.fsmount(context, syscalls.FSMOUNT_CLOEXEC, _attributes(wanted))
 
 
@@ -378,7 +397,7 @@ def _create_superblock(context: int) -> None:
     syscalls.fsconfig(context, syscalls.FSCONFIG_CMD_CREATE, None, None, 0)
 
 
-def _create_superblock_in_child(context: int, seconds: int) -> None:
+def _create_superblock_in_child(context: int) -> None:
     """Create the superblock in the pid namespace that was joined, which only children of the joining process are in.
 
     FUSE tells its daemon the pids of those who use the filesystem as the creator's namespace has them.
@@ -387,7 +406,7 @@ def _create_superblock_in_child(context: int, seconds: int) -> None:
     if child == 0:
         status = errno.EIO
         try:
-            signal.alarm(seconds)
+            syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)  # the alarm is its parent's
             _create_superblock(context)
             status = 0
         except OSError as error:

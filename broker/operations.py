@@ -109,13 +109,13 @@ class Operation:
         except HungUp:
             raise OperationEnded from None
 
-    async def hear(self) -> plan.Record:
-        """Return what the child says.
+    async def hear(self, seconds: int | None = None) -> plan.Record:
+        """Return what the child says, within the time of a step or `seconds`.
 
         Raises OperationFailed when it says that it failed, OperationEnded when it says nothing.
         """
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self._patience if seconds is None else seconds + 1):
                 data, descriptors = await self._channel.receive()
         except (HungUp, TimeoutError, wire.ProtocolError):
             raise OperationEnded from None

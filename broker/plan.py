@@ -4,6 +4,7 @@ One operation is a conversation over a socket pair of its own, between the front
 for it. The whole list of what may be said, in order:
 
     mount      front: MountPlan or Ask   (child: MountFacts   front: MountPlan)   child: Mounted     front: Keep
+    sync_init  as above, and before Mounted:  child: HandedOver   front: Proceed
     unmount    child: UnmountFacts   front: UnmountPlan   child: Unmounted
 
 A plan contains the facts on which it was decided, and the child carries it out only if they are what it finds. So the
@@ -66,7 +67,7 @@ class MountPlan(NamedTuple):
     """A FUSE mount, by the names of mount(8), after the facts on which it was decided.
 
     Empty `subtype`, `max_read`, `block_size`: not given. `request`, `warnings`, one a line, and `auto_unmount` go into
-    the reply with which the child hands the descriptor to the caller.
+    the reply with which the child hands the descriptor to the caller; with `sync_init` that comes before the mount.
     """
 
     uid: int
@@ -78,6 +79,7 @@ class MountPlan(NamedTuple):
     request: bytes
     warnings: bytes
     auto_unmount: bool
+    sync_init: bool
     source: bytes
     subtype: bytes
     allow_other: bool
@@ -97,6 +99,16 @@ class MountPlan(NamedTuple):
 
 class Ask(NamedTuple):
     """The front does not guess: it wants the facts."""
+
+
+class HandedOver(NamedTuple):
+    """The caller has its descriptor, and nothing is mounted yet."""
+
+
+class Proceed(NamedTuple):
+    """Mount now: the FUSE program serves. `seconds` bounds what the kernel waits for it."""
+
+    seconds: int
 
 
 class Mounted(NamedTuple):
@@ -151,6 +163,8 @@ Record = (
     | MountFacts
     | Ask
     | MountPlan
+    | HandedOver
+    | Proceed
     | Mounted
     | Keep
     | UnmountFacts

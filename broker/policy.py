@@ -42,7 +42,7 @@ def decide_mount(
     )
     if b"" in (wanted.fsname, wanted.subtype):
         raise Refusal(EINVAL, b"mount failed: Invalid argument", warnings=wanted.warnings)
-    return _plan(id, wanted, facts)
+    return _plan(id, request, wanted, facts)
 
 
 def _check_mountpoint(path: bytes, facts: MountFacts, configuration: Configuration, privileged: bool) -> None:
@@ -62,7 +62,7 @@ def _check_mountpoint(path: bytes, facts: MountFacts, configuration: Configurati
         raise Refusal(EPERM, b"mounting over filesystem type 0x%08x is forbidden" % facts.filesystem)
 
 
-def _plan(id: bytes, wanted: options.MountOptions, facts: MountFacts) -> MountPlan:
+def _plan(id: bytes, request: MountRequest, wanted: options.MountOptions, facts: MountFacts) -> MountPlan:
     return MountPlan(
         uid=facts.uid,
         gid=facts.gid,
@@ -73,6 +73,7 @@ def _plan(id: bytes, wanted: options.MountOptions, facts: MountFacts) -> MountPl
         request=id,
         warnings=b"\n".join(wanted.warnings),
         auto_unmount=wanted.auto_unmount,
+        sync_init=request.sync_init,
         source=wanted.fsname or wanted.subtype or b"/dev/fuse",
         subtype=wanted.subtype or b"",
         allow_other=wanted.allow_other,

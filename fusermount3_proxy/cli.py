@@ -4,12 +4,17 @@ The rules are those of fusermount3(1): silence on success, ``argv[0]`` as it cam
 status 0 if and only if the descriptor was delivered or the filesystem unmounted, else 1.
 """
 
-from posix import environ, write
+from posix import close, environ, write
 from sys import argv
 
 from fusermount3_proxy import FUSERMOUNT_VERSION, client, comm, commandline, mountpoint, wire
 from fusermount3_proxy.commandline import Invocation
 from fusermount3_proxy.failure import Failure
+
+# Only for the type checker.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from _socket import socket as socket_type
 
 USAGE = b"""\
 %b: [options] mountpoint
@@ -50,7 +55,7 @@ def _run(program: bytes, call: Invocation) -> int:
 def _mount(program: bytes, call: Invocation) -> int:
     place = mountpoint.locate(call.mountpoint)
     socket = comm.find(call.comm_fd, environ)
-    request = wire.MountRequest(place.path, call.options)
+    request = wire.MountRequest(place.path, call.options, call.sync_init)
     answer = client.ask(client.socket_path(environ), request, mountpoint.pin(place))
     _print_reply(program, answer.reply)
     if answer.reply.errno:
@@ -58,12 +63,24 @@ def _mount(program: bytes, call: Invocation) -> int:
     if answer.descriptor < 0:
         raise Failure(b"mount failed: the broker sent no descriptor")
     comm.send(socket, answer.descriptor)
+    if call.sync_init and not _finish_sync_init(program, socket, answer):
+        return 1
     client.commit(answer)
     if answer.reply.auto_unmount:
         from fusermount3_proxy import watch  # not before: most calls need no signals
 
         return watch.become_watcher(program, socket, place.path, answer.reply.id)
     return 0
+
+
+def _finish_sync_init(program: bytes, socket: "socket_type", answer: client.Answer) -> bool:
+    """Mount when the FUSE program is ready to serve, and tell it how that went; whether it went well."""
+    close(answer.descriptor)  # a copy would keep the mount alive when the program ends
+    comm.wait_until_ready(socket)
+    reply = client.proceed(answer, lambda: comm.is_open(socket))
+    _print_reply(program, reply)
+    comm.send_status(socket, reply.errno)
+    return not reply.errno
 
 
 def _watch(program: bytes, call: Invocation) -> int:

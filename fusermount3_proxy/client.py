@@ -32,6 +32,11 @@ from time import monotonic, sleep
 from fusermount3_proxy import wire
 from fusermount3_proxy.failure import Failure, reason
 
+# Only for the type checker: `typing` is a library, and there are none where this runs.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 VARIABLE = b"FUSERMOUNT3PROXY_FDPASSING_SOCKPATH"
 CONFIGURATION = b"/etc/fusermount3-proxy/socket"
 DEFAULT_PATH = b"/run/fusermount3-proxy/broker.sock"
@@ -104,8 +109,32 @@ def ask(path: bytes, request: wire.Request, descriptor: int, patience: float = P
 
 def commit(answer: Answer) -> None:
     """Tell the broker that the mount is in use. Raises Failure when the broker is gone, and the mount with it."""
+    _tell(answer.connection, wire.CommitRequest())
+
+
+def proceed(answer: Answer, still_wanted: "Callable[[], bool]") -> wire.Reply:
+    """Tell the broker that the FUSE program serves; return its second reply, which says whether it is mounted now.
+
+    The broker bounds the time, for the kernel may wait for the program; when that is gone, `still_wanted` says so.
+    Raises Failure.
+    """
+    _tell(answer.connection, wire.ProceedRequest())
+    answer.connection.settimeout(0.5)
+    while still_wanted():
+        try:
+            return wire.decode_reply(answer.connection.recv(wire.MAX_MESSAGE))
+        except TimeoutError:
+            pass
+        except wire.ProtocolError as error:
+            raise Failure(b"broker: %b" % error.text.encode()) from None
+        except OSError as error:
+            raise Failure(b"broker: %b" % reason(error)) from None
+    raise Failure(b"mount failed: the FUSE program is gone")
+
+
+def _tell(connection: socket, request: wire.Request) -> None:
     try:
-        answer.connection.send(wire.encode_request(wire.CommitRequest()), MSG_NOSIGNAL)
+        connection.send(wire.encode_request(request), MSG_NOSIGNAL)
     except OSError as error:
         raise Failure(b"broker: %b" % reason(error)) from None
 

@@ -1,15 +1,19 @@
 """The comm socket: the way back to the FUSE program, which waits there for its /dev/fuse descriptor.
 
 What travels is one byte with one descriptor. On failure nothing is written; the end of this process closes the
-socket, and that is how the caller learns of it.
+socket, and that is how the caller learns of it. With ``--sync-init`` (libfuse 3.19) the program answers with a byte
+when it is ready to serve, and gets an int of C then: 0 when the filesystem is mounted, else the negative errno.
 """
 
-from _socket import MSG_NOSIGNAL, SCM_RIGHTS, SOL_SOCKET, socket
+from _socket import MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, SCM_RIGHTS, SOL_SOCKET, socket
 from sys import byteorder
 
 from fusermount3_proxy.failure import Failure, reason
 
 VARIABLE = b"_FUSE_COMMFD"
+
+#: Seconds in which a FUSE program has to get ready after it has its descriptor, as in fusermount3.
+READY_TIMEOUT = 300.0
 
 
 def find(argument: bytes | None, environment: dict[bytes, bytes]) -> socket:
@@ -31,3 +35,35 @@ def send(comm: socket, descriptor: int) -> None:
         comm.sendmsg([b"\0"], [(SOL_SOCKET, SCM_RIGHTS, descriptor.to_bytes(4, byteorder))], MSG_NOSIGNAL)
     except OSError as error:
         raise Failure(b"sending file descriptor: %b" % reason(error)) from None
+
+
+def wait_until_ready(comm: socket) -> None:
+    """Return when the FUSE program is ready to serve. Raises Failure when it is gone, or not ready in time."""
+    comm.settimeout(READY_TIMEOUT)
+    try:
+        if not comm.recv(1):
+            raise Failure(b"connection closed while waiting for signal")
+    except TimeoutError:
+        raise Failure(b"timed out after %d seconds waiting for signal" % READY_TIMEOUT) from None
+    except OSError as error:
+        raise Failure(b"error receiving signal: %b" % reason(error)) from None
+    finally:
+        comm.settimeout(None)
+
+
+def is_open(comm: socket) -> bool:
+    """Whether the FUSE program still holds the other end."""
+    try:
+        return comm.recv(1, MSG_PEEK | MSG_DONTWAIT) != b""
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
+def send_status(comm: socket, errno: int) -> None:
+    """Tell the FUSE program whether it is mounted, `errno` 0, or why not. Raises Failure when it is gone."""
+    try:
+        comm.send((-errno).to_bytes(4, byteorder, signed=True), MSG_NOSIGNAL)
+    except OSError as error:
+        raise Failure(b"failed to send mount status: %b" % reason(error)) from None

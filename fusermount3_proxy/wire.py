@@ -12,6 +12,11 @@ from _socket import CMSG_LEN, MSG_CTRUNC, MSG_TRUNC, SCM_RIGHTS, SOL_SOCKET
 from errno import EBADMSG, EMSGSIZE, EOPNOTSUPP, EPROTONOSUPPORT
 from sys import byteorder
 
+# Only for the type checker: `typing` is a library, and there are none where this runs.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Self
+
 #: The versions of the protocol that this code speaks, oldest and newest.
 OLDEST, NEWEST = 1, 1
 
@@ -97,23 +102,29 @@ def check_whole(flags: int) -> None:
 class MountRequest:
     """Mount a FUSE filesystem; `DESCRIPTORS` is the mountpoint, opened O_PATH by the caller.
 
-    `mountpoint` is the caller's path of it, for messages and logs only. `options` is the argument of ``-o``.
+    `mountpoint` is the caller's path of it, for messages and logs only. `options` is the argument of ``-o``. With
+    `sync_init` the reply with the descriptor comes first, and a second one when, after `ProceedRequest`, the
+    filesystem is mounted or was not.
     """
 
     OPERATION = "mount"
     DESCRIPTORS = 1
-    __slots__ = ("mountpoint", "options")
+    __slots__ = ("mountpoint", "options", "sync_init")
 
-    def __init__(self, mountpoint: bytes, options: bytes) -> None:
+    def __init__(self, mountpoint: bytes, options: bytes, sync_init: bool = False) -> None:
         self.mountpoint = mountpoint
         self.options = options
+        self.sync_init = sync_init
 
     def fields(self) -> dict[str, bytes]:
-        return {"mountpoint": self.mountpoint, "options": self.options}
+        fields = {"mountpoint": self.mountpoint, "options": self.options}
+        if self.sync_init:
+            fields["sync-init"] = _BOOL[True]
+        return fields
 
     @classmethod
     def from_fields(cls, fields: dict[str, bytes]) -> "MountRequest":
-        return cls(_required(fields, "mountpoint"), fields.get("options", b""))
+        return cls(_required(fields, "mountpoint"), fields.get("options", b""), _boolean(fields, "sync-init"))
 
 
 class UnmountRequest:
@@ -157,13 +168,10 @@ class UnmountRequest:
         )
 
 
-class CommitRequest:
-    """The descriptor of a mount has reached the FUSE program: keep the mount.
+class _WordRequest:
+    """A request that says nothing but its name."""
 
-    The second message of a connection, after the reply to a mount. A connection that ends without it is rolled back.
-    """
-
-    OPERATION = "commit"
+    OPERATION = ""
     DESCRIPTORS = 0
     __slots__ = ()
 
@@ -171,13 +179,30 @@ class CommitRequest:
         return {}
 
     @classmethod
-    def from_fields(cls, _fields: dict[str, bytes]) -> "CommitRequest":
+    def from_fields(cls, _fields: dict[str, bytes]) -> "Self":
         return cls()
 
 
-Request = MountRequest | UnmountRequest | CommitRequest
-_REQUESTS: dict[bytes, "type[MountRequest] | type[UnmountRequest] | type[CommitRequest]"] = {
-    kind.OPERATION.encode(): kind for kind in (MountRequest, UnmountRequest, CommitRequest)
+class ProceedRequest(_WordRequest):
+    """The FUSE program is ready to serve: mount. The second message of a mount with `sync_init`."""
+
+    OPERATION = "proceed"
+    __slots__ = ()
+
+
+class CommitRequest(_WordRequest):
+    """The descriptor of a mount has reached the FUSE program: keep the mount.
+
+    The last message of a connection, after the reply to a mount. A connection that ends without it is rolled back.
+    """
+
+    OPERATION = "commit"
+    __slots__ = ()
+
+
+Request = MountRequest | UnmountRequest | ProceedRequest | CommitRequest
+_REQUESTS: "dict[bytes, type[Request]]" = {
+    kind.OPERATION.encode(): kind for kind in (MountRequest, UnmountRequest, ProceedRequest, CommitRequest)
 }
 
 

@@ -1,0 +1,284 @@
+"""One call, from the request to the answer: who is it, what do they want, may they, is it done, did it arrive.
+
+A `Call` has a connection and a task of its own. Everything that might touch a caller's filesystem is the mounter's
+(`operations`); everything that is decided is `policy`'s. What a call holds (descriptors, the conversation with the
+mounter) is closed when it ends, however it ends, and a mount that was not committed is undone by that.
+"""
+
+import asyncio
+import os
+import secrets
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from errno import EBADMSG, EIO, ETIMEDOUT
+
+from broker import log, policy
+from broker.channel import Channel, HungUp, close_all
+from broker.front import Front
+from broker.operations import Operation, OperationEnded, OperationFailed
+from broker.options import Refusal
+from broker.peer import Peer, PeerGone, describe, identify
+from broker.plan import (
+    Ask,
+    HandedOver,
+    Keep,
+    Mounted,
+    MountFacts,
+    MountPlan,
+    Proceed,
+    Record,
+    StartMount,
+    StartUnmount,
+    Unmounted,
+    UnmountFacts,
+)
+from broker.registry import Device, Mount, MountNamespace
+from fusermount3_proxy import wire
+from fusermount3_proxy.wire import (
+    CommitRequest,
+    MountRequest,
+    ProceedRequest,
+    ProtocolError,
+    Reply,
+    UnmountRequest,
+)
+
+
+async def serve(front: Front, channel: Channel) -> None:
+    """Serve the caller at the other end of `channel`."""
+    call = Call(front, channel)
+    with channel, call.held:
+        try:
+            await call.serve()
+        except Refusal as refusal:
+            call.refuse(refusal)
+        except ProtocolError as error:
+            call.refuse(Refusal(error.errno, f"bad request: {error.text}".encode()))
+        except (HungUp, PeerGone):
+            call.decided(log.INFO, "caller went away")
+
+
+class Call:
+    """A call as it becomes known. `id` is its name in the log and in what the user reads."""
+
+    def __init__(self, front: Front, channel: Channel) -> None:
+        self.id = secrets.token_hex(4)
+        self.held = ExitStack()
+        self._front = front
+        self._channel = channel
+        self._begun = time.monotonic()
+        self._operation = "request"
+        self._known: dict[str, log.Value] = {}
+        self._command = self._container = ""
+
+    async def serve(self) -> None:
+        """Receive the request and carry it out. Raises Refusal, ProtocolError, HungUp, PeerGone."""
+        peer = identify(self._channel.socket)
+        self.held.callback(os.close, peer.pidfd)
+        self._known |= {"caller_uid": peer.uid, "caller_gid": peer.gid, "caller_pid": peer.pid}
+        request, pinned = await self._receive_request()
+        self._operation = request.OPERATION
+        self._known["mountpoint"] = request.mountpoint
+        if isinstance(request, MountRequest):
+            self._known["options"] = request.options
+            await self._mount(peer, request, pinned)
+        else:
+            await self._unmount(peer, request, pinned)
+
+    async def _receive_request(self) -> tuple[MountRequest | UnmountRequest, int]:
+        """Return the request and the descriptor that it pins, which is closed with the call."""
+        try:
+            async with asyncio.timeout(self._front.configuration.deadlines.request):
+                data, descriptors = await self._channel.receive()
+        except TimeoutError:
+            raise Refusal(ETIMEDOUT, b"no request came in time") from None
+        self.held.callback(close_all, descriptors)
+        request = wire.decode_request(data, len(descriptors))
+        if not isinstance(request, MountRequest | UnmountRequest):
+            raise ProtocolError(EBADMSG, f"'{request.OPERATION}' before a mount")
+        return request, descriptors[0]
+
+    def _begin(self, peer: Peer, start: StartMount | StartUnmount, pinned: int) -> Operation:
+        """Have the mounter begin, and look up for the log, meanwhile, what people call the caller."""
+        operation = self._front.mounter.begin(start, self._channel.socket, peer.pidfd, pinned)
+        return self.held.enter_context(operation)
+
+    def _describe(self, peer: Peer) -> None:
+        """Look up, for the log, what people call the caller; takes a while, so it is done while the mounter works."""
+        self._command, self._container = describe(peer.pid)
+        self._known |= {"caller_command": self._command, "caller_container": self._container}
+
+    # Mounting --------------------------------------------------------------------------------------------------
+
+    async def _mount(self, peer: Peer, request: MountRequest, mountpoint: int) -> None:
+        """Mount in the caller's namespaces, and keep the mount once the descriptor has arrived where it belongs."""
+        start = StartMount(self._front.configuration.deadlines.operation)
+        operation = self._begin(peer, start, mountpoint)
+        with _explained(b"mount failed", request.mountpoint):
+            plan, said = await self._agree(peer, request, operation)
+            if isinstance(said, HandedOver):
+                said = await self._proceed(operation)
+        if not isinstance(said, Mounted):
+            raise Refusal(EIO, b"mount failed: Input/output error")
+        self._tell_foreign_pids(said)
+        mount = self._record(peer, request, plan, said)
+        if request.sync_init:
+            self._channel.send(wire.encode_reply(Reply(self.id.encode())))
+        if await self._committed():
+            self._front.registry.add(mount)
+            with suppress(OperationEnded):  # a child that was killed can't undo the mount: it stays all the same
+                operation.say(Keep())
+            self.decided(log.INFO, "mounted", device=mount.device, type=mount.type, source=mount.source)
+        else:
+            await operation.undo()
+            self.decided(log.NOTICE, "rolled back: the caller did not take the mount")
+
+    async def _agree(self, peer: Peer, request: MountRequest, operation: Operation) -> tuple[MountPlan, Record]:
+        """Agree on a plan with the mounter's child; return it, and what the child says when it has begun.
+
+        Raises Refusal and what `operation` raises.
+        """
+        guess = self._guess(peer, request)
+        operation.say(guess or Ask())
+        self._describe(peer)
+        said = await operation.hear()
+        if guess and not isinstance(said, MountFacts):
+            return guess, said
+        if not isinstance(said, MountFacts):
+            raise OperationEnded
+        self._front.usual_filesystem = said.filesystem
+        limit = self._front.configuration.mount_max
+        live = self._front.registry.count(MountNamespace(said.mount_namespace), limit)
+        plan = policy.decide_mount(self.id.encode(), request, said, live, self._front.configuration)
+        operation.say(plan)
+        return plan, await operation.hear()
+
+    def _guess(self, peer: Peer, request: MountRequest) -> MountPlan | None:
+        """Return the plan that is right if the caller and its mountpoint are as most are; see `plan`."""
+        configuration = self._front.configuration
+        if len(self._front.registry) >= configuration.mount_max >= 0:
+            return None  # the facts say how many are the caller's
+        usual = MountFacts(
+            uid=peer.uid,
+            gid=peer.gid,
+            root_mode=stat.S_IFDIR,
+            foreign_sticky=False,
+            filesystem=self._front.usual_filesystem,
+            access_errno=0,
+            mount_namespace=0,
+        )
+        try:
+            return policy.decide_mount(self.id.encode(), request, usual, 0, configuration)
+        except Refusal:
+            return None  # the facts may give another reason, which the user is to read then
+
+    async def _proceed(self, operation: Operation) -> Record:
+        """The FUSE program has its descriptor before there is a mount: wait until it is ready to serve, then mount.
+
+        Return what the child says then. Raises Refusal and what `operation` raises.
+        """
+        seconds = self._front.configuration.deadlines.sync_init
+        if not await self._receives(ProceedRequest, seconds):
+            raise Refusal(ETIMEDOUT, b"mount failed: Connection timed out")
+        operation.say(Proceed(seconds))
+        gone = asyncio.ensure_future(self._channel.closed())
+        said = asyncio.ensure_future(operation.hear(seconds))
+        try:
+            await asyncio.wait([gone, said], return_when=asyncio.FIRST_COMPLETED)
+            if not said.done():
+                raise HungUp
+            return said.result()
+        finally:
+            gone.cancel()
+            said.cancel()
+            await asyncio.wait([gone, said])  # each watches its socket until it is really over
+
+    async def _committed(self) -> bool:
+        """Whether the caller confirms that the FUSE program has the descriptor."""
+        return await self._receives(CommitRequest, self._front.configuration.deadlines.commit)
+
+    async def _receives(self, kind: type[wire.Request], seconds: int) -> bool:
+        """Whether the caller's next message, in time, is of that kind."""
+        try:
+            async with asyncio.timeout(seconds):
+                data, descriptors = await self._channel.receive()
+            close_all(descriptors)
+            return isinstance(wire.decode_request(data, len(descriptors)), kind)
+        except (HungUp, TimeoutError, ProtocolError):
+            return False
+
+    def _record(self, peer: Peer, request: MountRequest, plan: MountPlan, mounted: Mounted) -> Mount:
+        device = Device(mounted.device)
+        return Mount(
+            device=device,
+            born=self._front.registry.born(device),
+            namespace=MountNamespace(mounted.mount_namespace),
+            uid=plan.uid,
+            pid=peer.pid,
+            command=self._command,
+            container=self._container,
+            mountpoint=request.mountpoint,
+            type="fuse" + (f".{os.fsdecode(plan.subtype)}" if plan.subtype else ""),
+            source=plan.source,
+            mounted_at=time.time(),
+            request=self.id,
+        )
+
+    def _tell_foreign_pids(self, mounted: Mounted) -> None:
+        if not mounted.pids_visible and not self._front.told_foreign_pids:
+            self._front.told_foreign_pids = True
+            self._front.log(
+                log.WARNING,
+                "this broker can't join the pid namespaces of its callers: their FUSE programs see pid 0 in "
+                "requests. Run it with hostPID, or --pid=host, if they need pids.",
+            )
+
+    # Unmounting ------------------------------------------------------------------------------------------------
+
+    async def _unmount(self, peer: Peer, request: UnmountRequest, directory: int) -> None:
+        start = StartUnmount(self._front.configuration.deadlines.operation, request.name, request.only_dead)
+        operation = self._begin(peer, start, directory)
+        self._describe(peer)
+        registry = self._front.registry
+        with _explained(b"failed to unmount %b" % request.mountpoint, request.mountpoint):
+            facts = await operation.expect(UnmountFacts)
+            device = Device(facts.device)
+            mount = registry.find(device) if facts.mounted else None
+            operation.say(policy.decide_unmount(request, facts, mount))
+            await operation.expect(Unmounted)
+        registry.find(device)  # which drops it, if that was its last mount
+        self.decided(log.INFO, "unmounted", device=device)
+        self._channel.send(wire.encode_reply(Reply(self.id.encode())))
+
+    # Answers ---------------------------------------------------------------------------------------------------
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Tell the caller, if it is still there, and the log."""
+        self.decided(log.NOTICE, "refused", errno=refusal.errno, text=refusal.text)
+        with suppress(HungUp):
+            reply = Reply(self.id.encode(), refusal.errno, refusal.text, refusal.warnings)
+            self._channel.send(wire.encode_reply(reply))
+
+    def decided(self, priority: int, result: str, **fields: log.Value) -> None:
+        """Write the one record of the call."""
+        self._front.requests[f"{self._operation} {result.partition(':')[0]}"] += 1
+        took = round(1000 * (time.monotonic() - self._begun), 2)
+        message = f"{self._operation} {result}"
+        self._front.log(priority, message, request_id=self.id, milliseconds=took, **self._known, **fields)
+
+
+@contextmanager
+def _explained(prefix: bytes, mountpoint: bytes) -> Iterator[None]:
+    """Turn the failure of an operation into the refusal that the user reads; `prefix` says what failed."""
+    begun = time.monotonic()
+    try:
+        yield
+    except OperationFailed as error:
+        if error.step == "access mountpoint":
+            prefix = b"failed to access mountpoint %b" % mountpoint
+        raise Refusal(error.errno, b"%b: %b" % (prefix, os.strerror(error.errno).encode())) from None
+    except OperationEnded:  # by its alarm, if it took that long
+        problem = ETIMEDOUT if time.monotonic() - begun > 0.9 else EIO
+        raise Refusal(problem, b"%b: %b" % (prefix, os.strerror(problem).encode())) from None

@@ -1,0 +1,26 @@
+"""What all calls share: the configuration in force, the mounter, the registry, the log, and what has been counted."""
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from broker.config import Configuration
+from broker.log import Log
+from broker.operations import Mounter
+from broker.registry import Registry
+
+
+@dataclass
+class Front:
+    """The state of the front. `configuration` may be replaced at any time: a call reads it where it needs it."""
+
+    configuration: Configuration
+    mounter: Mounter
+    registry: Registry
+    log: Log
+    started: float = field(default_factory=time.time)
+    #: How many requests ended how, by operation and result.
+    requests: Counter[str] = field(default_factory=Counter)
+    #: The f_type under the last mountpoint: the best guess for the next one.
+    usual_filesystem: int = 0
+    told_foreign_pids: bool = False
