@@ -28,7 +28,8 @@ def open_log() -> Log:
 
 
 def to_journal(priority: int, message: str, **fields: Value) -> None:
-    journal.send(message, PRIORITY=str(priority), **{name.upper(): _text(value) for name, value in fields.items()})
+    named = {"SYSLOG_IDENTIFIER": "fusermount3-broker", "PRIORITY": str(priority)}
+    journal.send(message, **named, **{name.upper(): _text(value) for name, value in fields.items()})
 
 
 def to_stderr(priority: int, message: str, **fields: Value) -> None:

@@ -26,7 +26,7 @@ import struct
 import sys
 import time
 
-from broker import plan, syscalls
+from broker import filesystem, plan, syscalls
 from broker.plan import Record
 from fusermount3_proxy import wire
 
@@ -122,7 +122,7 @@ def _rehearse(opened: Descriptors) -> None:
     syscalls.statx_mount(opened.proc)
     syscalls.fstatfs_type(opened.proc)
     syscalls.faccessat2(opened.proc, b"", os.R_OK, syscalls.AT_EMPTY_PATH | syscalls.AT_EACCESS)
-    os.close(_configure(_REHEARSED_PLAN, 0))
+    os.close(filesystem.configure(_REHEARSED_PLAN, 0))
     os.close(os.open("dev/fuse", os.O_RDWR | os.O_CLOEXEC, dir_fd=opened.devices))
 
 
@@ -326,7 +326,10 @@ def _mount(talk: Conversation, caller: Caller, mountpoint: int) -> None:
             return
         talk.seconds = proceed.seconds
     with talk.bounded("mount"):
-        mount = _create(wanted, caller, talk)
+        if wanted.sync_init:
+            talk.die_with_front()  # the kernel may wait for the FUSE program, which may be gone
+        mount = filesystem.create(wanted, caller.device, caller.in_pid_namespace)
+        talk.live_on()
         device, _ = syscalls.statx_mount(mount)
     try:
         flags = syscalls.MOVE_MOUNT_F_EMPTY_PATH | syscalls.MOVE_MOUNT_T_EMPTY_PATH
@@ -368,101 +371,6 @@ def _mount_facts(caller: Caller, mountpoint: int) -> plan.MountFacts:
         access_errno=access_errno,
         mount_namespace=caller.mount_namespace,
     )
-
-
-def _create(wanted: plan.MountPlan, caller: Caller, talk: Conversation) -> int:
-    """Return a new, detached FUSE mount that the caller's device serves. Raises OSError."""
-    context = _configure(wanted, caller.device)
-    if wanted.sync_init:
-        talk.die_with_front()  # the kernel may wait for the FUSE program, which may be gone
-    if caller.in_pid_namespace:
-        _create_superblock(context)
-    else:
-        _create_superblock_in_child(context)
-    talk.live_on()
-    return syscalls.fsmount(context, syscalls.FSMOUNT_CLOEXEC, _attributes(wanted))
-
-
-def _configure(wanted: plan.MountPlan, device: int) -> int:
-    """Return the context of a filesystem to be created (fsopen(2))."""
-    context = syscalls.fsopen(b"fuse", syscalls.FSOPEN_CLOEXEC)
-    for key, value in _parameters(wanted, device):
-        syscalls.fsconfig(context, syscalls.FSCONFIG_SET_STRING, key, value, 0)
-    for flag in _flags(wanted):
-        syscalls.fsconfig(context, syscalls.FSCONFIG_SET_FLAG, flag, None, 0)
-    return context
-
-
-def _create_superblock(context: int) -> None:
-    syscalls.fsconfig(context, syscalls.FSCONFIG_CMD_CREATE, None, None, 0)
-
-
-def _create_superblock_in_child(context: int) -> None:
-    """Create the superblock in the pid namespace that was joined, which only children of the joining process are in.
-
-    FUSE tells its daemon the pids of those who use the filesystem as the creator's namespace has them.
-    """
-    child = os.fork()
-    if child == 0:
-        status = errno.EIO
-        try:
-            syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)  # the alarm is its parent's
-            _create_superblock(context)
-            status = 0
-        except OSError as error:
-            status = error.errno or errno.EIO
-        finally:
-            os._exit(status)
-    _, ended = os.waitpid(child, 0)
-    if ended:
-        status = os.waitstatus_to_exitcode(ended)
-        raise OSError(status if status > 0 else errno.EINTR, "fsconfig")
-
-
-def _parameters(wanted: plan.MountPlan, device: int) -> list[tuple[bytes, bytes]]:
-    given = [
-        (b"source", wanted.source),
-        (b"fd", b"%d" % device),
-        (b"rootmode", b"%o" % wanted.root_mode),
-        (b"user_id", b"%d" % wanted.uid),
-        (b"group_id", b"%d" % wanted.gid),
-    ]
-    optional = [
-        (b"subtype", wanted.subtype),
-        (b"max_read", wanted.max_read),
-        (b"blksize", wanted.block_size),
-    ]
-    return given + [(key, value) for key, value in optional if value]
-
-
-def _flags(wanted: plan.MountPlan) -> list[bytes]:
-    flags = {
-        b"ro": wanted.read_only,
-        b"sync": wanted.sync,
-        b"dirsync": wanted.dirsync,
-        b"lazytime": wanted.lazytime,
-        b"allow_other": wanted.allow_other,
-        b"default_permissions": wanted.default_permissions,
-    }
-    return [flag for flag, wished in flags.items() if wished]
-
-
-def _attributes(wanted: plan.MountPlan) -> int:
-    """Return the MOUNT_ATTR_* of the mount. Without setuid and devices, whatever the plan says."""
-    attributes = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV
-    if wanted.read_only:
-        attributes |= syscalls.MOUNT_ATTR_RDONLY
-    if wanted.noexec:
-        attributes |= syscalls.MOUNT_ATTR_NOEXEC
-    if wanted.nodiratime:
-        attributes |= syscalls.MOUNT_ATTR_NODIRATIME
-    if wanted.nosymfollow:
-        attributes |= syscalls.MOUNT_ATTR_NOSYMFOLLOW
-    if wanted.strictatime:
-        attributes |= syscalls.MOUNT_ATTR_STRICTATIME
-    elif wanted.noatime:
-        attributes |= syscalls.MOUNT_ATTR_NOATIME
-    return attributes
 
 
 def _unmount(talk: Conversation, caller: Caller, directory: int, start: plan.StartUnmount) -> None:

@@ -18,7 +18,10 @@ class Server:
         self._places = asyncio.Semaphore(front.configuration.max_requests)
 
     async def run(self, listeners: Sequence[socket.socket], stop: asyncio.Event) -> None:
-        """Serve the callers that come on `listeners` until `stop`; then finish what was begun."""
+        """Serve the callers that come on `listeners` until `stop`; then finish what was begun, within its deadlines.
+
+        A caller with ``--sync-init`` may take minutes; it is let go, and what it began is rolled back.
+        """
         for listener in listeners:
             listener.setblocking(False)
         accepting = [asyncio.create_task(self._accept(listener)) for listener in listeners]
@@ -26,7 +29,16 @@ class Server:
         for task in accepting:
             task.cancel()
         await asyncio.gather(*accepting, return_exceptions=True)
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        deadlines = self._front.configuration.deadlines
+        await self._end_calls(2 * deadlines.operation + deadlines.commit)
+
+    async def _end_calls(self, seconds: int) -> None:
+        """Wait so long for the calls under way; then hang up on those that remain."""
+        if self._tasks:
+            _, remaining = await asyncio.wait(self._tasks, timeout=seconds)
+            for task in remaining:
+                task.cancel()
+            await asyncio.gather(*remaining, return_exceptions=True)
 
     async def _accept(self, listener: socket.socket) -> None:
         """Accept callers while there are places; the others wait in the kernel's queue."""

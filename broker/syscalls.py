@@ -16,6 +16,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
 
+_OPEN_TREE = 428
 _MOVE_MOUNT = 429
 _FSOPEN = 430
 _FSCONFIG = 431
@@ -26,6 +27,7 @@ CLONE_NEWNS = 0x00020000
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 
+AT_FDCWD = -100
 AT_EACCESS = 0x200
 AT_EMPTY_PATH = 0x1000
 AT_STATX_DONT_SYNC = 0x4000
@@ -46,6 +48,22 @@ MOUNT_ATTR_NOSYMFOLLOW = 0x00200000
 MOVE_MOUNT_F_EMPTY_PATH = 0x04
 MOVE_MOUNT_T_EMPTY_PATH = 0x40
 
+OPEN_TREE_CLONE = 1
+OPEN_TREE_CLOEXEC = os.O_CLOEXEC
+
+MS_RDONLY = 1
+MS_NOSUID = 2
+MS_NODEV = 4
+MS_NOEXEC = 8
+MS_SYNCHRONOUS = 16
+MS_DIRSYNC = 128
+MS_NOSYMFOLLOW = 256
+MS_NOATIME = 1024
+MS_NODIRATIME = 2048
+MS_REC = 16384
+MS_PRIVATE = 1 << 18
+MS_STRICTATIME = 1 << 24
+MS_LAZYTIME = 1 << 25
 MNT_DETACH = 2
 UMOUNT_NOFOLLOW = 8
 
@@ -90,6 +108,10 @@ def capset(*capabilities: int) -> None:
     _check(_libc.capset(header, struct.pack("6I", low, low, 0, high, high, 0)))
 
 
+def mount(source: bytes | None, target: bytes, filesystemtype: bytes | None, flags: int, data: bytes | None) -> None:
+    _check(_libc.mount(source, target, filesystemtype, ctypes.c_ulong(flags), data))
+
+
 def umount2(target: bytes, flags: int) -> None:
     _check(_libc.umount2(target, flags))
 
@@ -104,6 +126,10 @@ def fsconfig(fd: int, cmd: int, key: bytes | None, value: bytes | None, aux: int
 
 def fsmount(fsfd: int, flags: int, attr_flags: int) -> int:
     return _check(_syscall(_FSMOUNT, fsfd, flags, attr_flags))
+
+
+def open_tree(dirfd: int, pathname: bytes, flags: int) -> int:
+    return _check(_syscall(_OPEN_TREE, dirfd, pathname, flags))
 
 
 def move_mount(from_dirfd: int, from_path: bytes, to_dirfd: int, to_path: bytes, flags: int) -> None:

@@ -1,0 +1,151 @@
+"""A FUSE filesystem made from a plan: a mount that is attached nowhere yet.
+
+FUSE takes three things from the process that creates the superblock: the user namespace, in which uids are meant; the
+mount namespace, over whose owner it must have CAP_SYS_ADMIN; and the pid namespace, as which it reports to the FUSE
+program who uses the filesystem (fs/fuse/inode.c). The caller of `create` is in the first two; only a child of it can be
+in the third.
+"""
+
+import errno
+import os
+import signal
+import socket
+from collections.abc import Callable
+
+from broker import syscalls
+from broker.plan import MountPlan
+
+#: fsconfig(2) takes strings of 255 bytes; mount(2) takes a page.
+LONGEST_STRING = 255
+
+
+def create(wanted: MountPlan, device: int, in_pid_namespace: bool) -> int:
+    """Return the mount of a new FUSE filesystem that `device` serves.
+
+    `in_pid_namespace`: this process is in the caller's pid namespace, not only its children. Raises OSError.
+    """
+    if max(len(wanted.source), len(wanted.subtype), len(wanted.max_read), len(wanted.block_size)) > LONGEST_STRING:
+        return _create_by_mount(wanted, device)
+    context = configure(wanted, device)
+    if in_pid_namespace:
+        _create_superblock(context)
+    else:
+        _in_child(lambda: _create_superblock(context))
+    return syscalls.fsmount(context, syscalls.FSMOUNT_CLOEXEC, _attributes(wanted))
+
+
+def configure(wanted: MountPlan, device: int) -> int:
+    """Return the context of a filesystem to be created (fsopen(2)). Raises OSError."""
+    context = syscalls.fsopen(b"fuse", syscalls.FSOPEN_CLOEXEC)
+    if wanted.subtype:
+        syscalls.fsconfig(context, syscalls.FSCONFIG_SET_STRING, b"subtype", wanted.subtype, 0)
+    syscalls.fsconfig(context, syscalls.FSCONFIG_SET_STRING, b"source", wanted.source, 0)
+    for key, value in _parameters(wanted, device):
+        syscalls.fsconfig(context, syscalls.FSCONFIG_SET_STRING, key, value, 0)
+    for flag in _flags(wanted):
+        syscalls.fsconfig(context, syscalls.FSCONFIG_SET_FLAG, flag, None, 0)
+    return context
+
+
+def _create_superblock(context: int) -> None:
+    syscalls.fsconfig(context, syscalls.FSCONFIG_CMD_CREATE, None, None, 0)
+
+
+def _parameters(wanted: MountPlan, device: int) -> list[tuple[bytes, bytes]]:
+    given = [
+        (b"fd", b"%d" % device),
+        (b"rootmode", b"%o" % wanted.root_mode),
+        (b"user_id", b"%d" % wanted.uid),
+        (b"group_id", b"%d" % wanted.gid),
+    ]
+    optional = [(b"max_read", wanted.max_read), (b"blksize", wanted.block_size)]
+    return given + [(key, value) for key, value in optional if value]
+
+
+def _flags(wanted: MountPlan) -> list[bytes]:
+    flags = {
+        b"ro": wanted.read_only,
+        b"sync": wanted.sync,
+        b"dirsync": wanted.dirsync,
+        b"lazytime": wanted.lazytime,
+        b"allow_other": wanted.allow_other,
+        b"default_permissions": wanted.default_permissions,
+    }
+    return [flag for flag, wished in flags.items() if wished]
+
+
+def _attributes(wanted: MountPlan) -> int:
+    """Return the MOUNT_ATTR_* of the mount. Without setuid and devices, whatever the plan says."""
+    attributes = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV
+    if wanted.read_only:
+        attributes |= syscalls.MOUNT_ATTR_RDONLY
+    if wanted.noexec:
+        attributes |= syscalls.MOUNT_ATTR_NOEXEC
+    if wanted.nodiratime:
+        attributes |= syscalls.MOUNT_ATTR_NODIRATIME
+    if wanted.nosymfollow:
+        attributes |= syscalls.MOUNT_ATTR_NOSYMFOLLOW
+    if wanted.strictatime:
+        attributes |= syscalls.MOUNT_ATTR_STRICTATIME
+    elif wanted.noatime:
+        attributes |= syscalls.MOUNT_ATTR_NOATIME
+    return attributes
+
+
+def _create_by_mount(wanted: MountPlan, device: int) -> int:
+    """As `create`, with mount(2), in a mount namespace of a child's own, because it can't but attach what it makes.
+
+    The child sends back a copy of the mount that is attached nowhere; its own goes with its namespace.
+    """
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        _in_child(lambda: socket.send_fds(theirs, [b"m"], [_mount_privately(wanted, device)]))
+        _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
+    return descriptors[0]
+
+
+def _mount_privately(wanted: MountPlan, device: int) -> int:
+    syscalls.unshare(syscalls.CLONE_NEWNS)
+    syscalls.mount(None, b"/", None, syscalls.MS_REC | syscalls.MS_PRIVATE, None)
+    filesystem = b"fuse.%b" % wanted.subtype if wanted.subtype else b"fuse"
+    data = [b"%b=%b" % parameter for parameter in _parameters(wanted, device)]
+    data += [flag for flag in _flags(wanted) if flag in (b"allow_other", b"default_permissions")]
+    # A path that begins at the root stays below what is mounted on it, until it says "..".
+    syscalls.mount(wanted.source, b"/..", filesystem, _mount_flags(wanted), b",".join(data))
+    return syscalls.open_tree(syscalls.AT_FDCWD, b"/..", syscalls.OPEN_TREE_CLONE | syscalls.OPEN_TREE_CLOEXEC)
+
+
+def _mount_flags(wanted: MountPlan) -> int:
+    """Return the MS_* of the mount; as in `_attributes`, without setuid and devices."""
+    flags = {
+        syscalls.MS_RDONLY: wanted.read_only,
+        syscalls.MS_SYNCHRONOUS: wanted.sync,
+        syscalls.MS_DIRSYNC: wanted.dirsync,
+        syscalls.MS_LAZYTIME: wanted.lazytime,
+        syscalls.MS_NOEXEC: wanted.noexec,
+        syscalls.MS_NODIRATIME: wanted.nodiratime,
+        syscalls.MS_NOSYMFOLLOW: wanted.nosymfollow,
+        syscalls.MS_STRICTATIME: wanted.strictatime,
+        syscalls.MS_NOATIME: wanted.noatime and not wanted.strictatime,
+    }
+    always = syscalls.MS_NOSUID | syscalls.MS_NODEV
+    return always | sum(flag for flag, wished in flags.items() if wished)
+
+
+def _in_child(act: Callable[[], object]) -> None:
+    """Do `act` in a child, and so in the pid namespace that this process has joined. Raises its OSError."""
+    child = os.fork()
+    if child == 0:
+        status = errno.EIO
+        try:
+            syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)  # the alarm is its parent's
+            act()
+            status = 0
+        except OSError as error:
+            status = error.errno or errno.EIO
+        finally:
+            os._exit(status)
+    _, ended = os.waitpid(child, 0)
+    if ended:
+        status = os.waitstatus_to_exitcode(ended)
+        raise OSError(status if status > 0 else errno.EINTR, "the child that creates a superblock")
