@@ -1,0 +1,160 @@
+"""A client that says to the broker whatever a test likes, and the place where it lives.
+
+It speaks from a process of its own, in a private mount namespace: `in_private_namespace` runs a function there, so
+that nothing which a broken broker might mount is ever seen on the host.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from broker import syscalls
+from fusermount3_proxy import wire
+from fusermount3_proxy.wire import CommitRequest, MountRequest, Reply, UnmountRequest
+from tests.lab.commands import run
+from tests.lab.podman import Mount, mountinfo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.lab.broker import Broker
+
+PATIENCE = 20
+O_PATH = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def in_private_namespace(body: Callable[[], object]) -> None:
+    """Run `body` in a forked process with a mount namespace of its own; what it raises fails the test.
+
+    It must leave no FUSE mount there.
+    """
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        status = 1
+        try:
+            syscalls.unshare(syscalls.CLONE_NEWNS)
+            run(["mount", "--make-rprivate", "/"])
+            before = fuse_mounts()
+            body()
+            wait_for_mounts(before)
+            status = 0
+        except BaseException:
+            os.write(writer, traceback.format_exc().encode()[-60_000:])
+        finally:
+            os._exit(status)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as report:
+        said = report.read().decode()
+    _, status = os.waitpid(child, 0)
+    assert status == 0, said
+
+
+def fuse_mounts() -> list[Mount]:
+    return [mount for mount in mountinfo() if mount.is_fuse]
+
+
+def wait_for_mounts(expected: list[Mount], seconds: float = 10) -> None:
+    """Wait until these are the FUSE mounts of this namespace: a rollback comes a moment after its cause."""
+    give_up = time.monotonic() + seconds
+    while fuse_mounts() != expected:
+        assert time.monotonic() < give_up, fuse_mounts()
+        time.sleep(0.02)
+
+
+class Client:
+    """A connection to the broker; as another user if `uid` says so."""
+
+    def __init__(self, broker: Broker, uid: int = 0) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.settimeout(PATIENCE)
+        self.devices: list[int] = []
+        os.setegid(uid)
+        os.seteuid(uid)  # connect(2) takes the credentials that SO_PEERCRED reports
+        try:
+            self.socket.connect(str(broker.socket))
+        finally:
+            os.seteuid(0)
+            os.setegid(0)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.socket.close()
+        for device in self.devices:
+            os.close(device)
+
+    def send(self, record: bytes, *descriptors: int) -> None:
+        """Send a message with descriptors, which are closed then: one that stays open may keep a mount busy."""
+        try:
+            socket.send_fds(self.socket, [record], list(descriptors))
+        finally:
+            for descriptor in set(descriptors):
+                os.close(descriptor)
+
+    def reply(self) -> Reply | None:
+        """Return the next reply; None when the broker has closed the connection. Keeps what comes with it."""
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self.socket, wire.MAX_MESSAGE, 4)
+        except ConnectionResetError:  # closed with something of ours unread
+            return None
+        self.devices += descriptors
+        if not data:
+            return None
+        reply = wire.decode_reply(data)
+        assert bool(descriptors) <= (reply.errno == 0), "a refusal brings no descriptor"
+        return reply
+
+    def refused(self) -> tuple[int, str]:
+        """Return errno and text of the refusal that comes."""
+        reply = self.reply()
+        assert reply is not None, "the broker has closed the connection without a word"
+        assert reply.errno, "the broker has not refused"
+        return reply.errno, reply.text.decode()
+
+
+COMMIT = wire.encode_request(CommitRequest())
+
+
+def mount_request(place: Path, options: bytes = b"") -> bytes:
+    return wire.encode_request(MountRequest(bytes(place), options))
+
+
+def unmount_request(place: Path, *, lazy: bool = False) -> bytes:
+    return wire.encode_request(UnmountRequest(bytes(place), os.fsencode(place.name), lazy))
+
+
+def mount(broker: Broker, place: Path, *, uid: int = 0, options: bytes = b"") -> int:
+    """Mount as it should be done; return the /dev/fuse descriptor."""
+    with Client(broker, uid) as client:
+        client.send(mount_request(place, options), os.open(place, O_PATH))
+        reply = client.reply()
+        assert reply is not None
+        assert reply.errno == 0, reply.text
+        client.send(COMMIT)
+        assert client.reply() is None  # the broker closes the connection when it has let go of the mount
+        return client.devices.pop()
+
+
+def unmount(broker: Broker, place: Path, *, uid: int = 0, lazy: bool = False) -> None:
+    """Unmount as it should be done."""
+    with Client(broker, uid) as client:
+        client.send(unmount_request(place, lazy=lazy), os.open(place.parent, O_PATH))
+        reply = client.reply()
+        assert reply is not None
+        assert reply.errno == 0, reply.text
+
+
+def check_service(broker: Broker, place: Path) -> None:
+    """Check that a good request is carried out."""
+    before = fuse_mounts()
+    device = mount(broker, place)
+    assert [mount.mountpoint for mount in fuse_mounts() if mount not in before] == [str(place)]
+    os.close(device)
+    unmount(broker, place)
+    assert fuse_mounts() == before

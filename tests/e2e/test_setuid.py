@@ -1,0 +1,62 @@
+"""Some callers insist on a setuid-root helper (AppImage, cvmfs, test suites): so installed, the proxy gains nothing."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.lab.broker import PROXY
+from tests.lab.commands import run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.e2e
+
+AS_USER = ["setpriv", "--reuid=1000", "--regid=1000", "--clear-groups"]
+
+
+@pytest.fixture
+def setuid_proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The proxy as a setuid and setgid root program that everybody can reach."""
+    directory = tmp_path_factory.mktemp("setuid")
+    for each in (directory, *directory.parents[:2]):
+        each.chmod(0o755)
+    helper = directory / "fusermount3"
+    shutil.copy(PROXY, helper)
+    helper.chmod(0o6755)
+    yield helper
+    helper.unlink()
+
+
+def test_it_answers_as_always(setuid_proxy: Path) -> None:
+    assert run([*AS_USER, setuid_proxy, "-V"]).stdout.startswith("fusermount3 version: 3.")
+
+
+def test_the_ids_are_given_up_before_anything_else(setuid_proxy: Path) -> None:
+    trace = run(["strace", "-u", "nobody", "-o", "/dev/stdout", setuid_proxy, "-V"]).stdout
+    calls = [line.partition("(")[0] for line in trace.splitlines() if "(" in line]
+    before = calls[: calls.index("setresuid")]
+    assert before[-1] == "setresgid"
+    # What the C library does in every setuid program, and the questions for the ids.
+    harmless = {"execve", "access", "brk", "arch_prctl", "set_tid_address", "set_robust_list", "rseq", "prlimit64"}
+    harmless |= {"readlink", "readlinkat", "getrandom", "mprotect", "fcntl", "getresuid", "getresgid", "setresgid"}
+    assert set(before) <= harmless
+
+
+def test_it_cannot_read_what_its_caller_may_not(setuid_proxy: Path, tmp_path: Path) -> None:
+    """The directory of the mountpoint is root's alone: a helper with root's rights would find its way."""
+    private = tmp_path / "private"
+    (private / "mountpoint").mkdir(parents=True)
+    private.chmod(0o700)
+    for each in (tmp_path, *tmp_path.parents[:2]):
+        each.chmod(0o755)
+    result = subprocess.run(
+        [*AS_USER, setuid_proxy, "-u", str(private / "mountpoint")], capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == 1
+    assert f"bad mount point {private}/mountpoint: Permission denied" in result.stderr
