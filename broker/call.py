@@ -17,7 +17,7 @@ from errno import EBADMSG, EIO, ETIMEDOUT
 from broker import log, policy
 from broker.channel import Channel, HungUp, close_all
 from broker.front import Front
-from broker.operations import Operation, OperationEnded, OperationFailed
+from broker.operations import MounterFailed, Operation, OperationEnded, OperationFailed
 from broker.options import Refusal
 from broker.peer import Peer, PeerGone, describe, identify
 from broker.plan import (
@@ -45,6 +45,9 @@ from fusermount3_proxy.wire import (
     UnmountRequest,
 )
 
+#: What a refusal quotes may be as long as a whole message, and a reply has to hold it.
+_LONGEST_TEXT = 16 * 1024
+
 
 async def serve(front: Front, channel: Channel) -> None:
     """Serve the caller at the other end of `channel`."""
@@ -56,6 +59,9 @@ async def serve(front: Front, channel: Channel) -> None:
             call.refuse(refusal)
         except ProtocolError as error:
             call.refuse(Refusal(error.errno, f"bad request: {error.text}".encode()))
+        except MounterFailed as error:
+            front.log(log.ERROR, str(error))
+            call.refuse(Refusal(EIO, b"the broker's mounter can't be started"))
         except (HungUp, PeerGone):
             call.decided(log.INFO, "caller went away")
 
@@ -75,7 +81,10 @@ class Call:
 
     async def serve(self) -> None:
         """Receive the request and carry it out. Raises Refusal, ProtocolError, HungUp, PeerGone."""
-        peer = identify(self._channel.socket)
+        try:
+            peer = identify(self._channel.socket)
+        except OSError as error:  # no descriptors left, for example
+            raise Refusal(error.errno or EIO, f"the broker can't identify its caller: {error}".encode()) from None
         self.held.callback(os.close, peer.pidfd)
         self._known |= {"caller_uid": peer.uid, "caller_gid": peer.gid, "caller_pid": peer.pid}
         request, pinned = await self._receive_request()
@@ -101,7 +110,7 @@ class Call:
         return request, descriptors[0]
 
     def _begin(self, peer: Peer, start: StartMount | StartUnmount, pinned: int) -> Operation:
-        """Have the mounter begin, and look up for the log, meanwhile, what people call the caller."""
+        """Have the mounter begin; the operation ends with the call at the latest. Raises MounterFailed."""
         operation = self._front.mounter.begin(start, self._channel.socket, peer.pidfd, pinned)
         return self.held.enter_context(operation)
 
@@ -220,7 +229,7 @@ class Call:
             command=self._command,
             container=self._container,
             mountpoint=request.mountpoint,
-            type="fuse" + (f".{os.fsdecode(plan.subtype)}" if plan.subtype else ""),
+            type="fuse" + (f".{plan.subtype.decode('utf-8', 'backslashreplace')}" if plan.subtype else ""),
             source=plan.source,
             mounted_at=time.time(),
             request=self.id,
@@ -258,7 +267,7 @@ class Call:
         """Tell the caller, if it is still there, and the log."""
         self.decided(log.NOTICE, "refused", errno=refusal.errno, text=refusal.text)
         with suppress(HungUp):
-            reply = Reply(self.id.encode(), refusal.errno, refusal.text, refusal.warnings)
+            reply = Reply(self.id.encode(), refusal.errno, refusal.text[:_LONGEST_TEXT], refusal.warnings)
             self._channel.send(wire.encode_reply(reply))
 
     def decided(self, priority: int, result: str, **fields: log.Value) -> None:

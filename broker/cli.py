@@ -94,10 +94,9 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
         table.add_column(heading, overflow="fold")
     for row in rows:
         since = time.strftime("%F %T", time.localtime(row["mounted_at"]))
-        container = row["container"][:24]
-        cells = [row["request"], _visible(row["mountpoint"]), row["type"], _visible(row["source"])]
-        cells += [str(row["uid"]), str(row["pid"]), row["command"], container, since]
-        table.add_row(*cells)
+        cells = [row["request"], row["mountpoint"], row["type"], row["source"]]
+        cells += [str(row["uid"]), str(row["pid"]), row["command"], row["container"][:24], since]
+        table.add_row(*map(_visible, cells))
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console.width = 100_000  # a program reads lines, not a screen

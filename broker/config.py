@@ -112,7 +112,7 @@ def load(path: Path | None) -> Configuration:
     try:
         with path.open("rb") as file:
             table = tomllib.load(file)
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:  # TOMLDecodeError, and UnicodeDecodeError of a file that is not UTF-8
         raise ConfigurationError(f"{path}: {error}") from None
     try:
         read: Configuration = _read_table(Configuration, table, "")
@@ -195,6 +195,8 @@ def _filesystem(name: str, value: Any) -> int:
 
 def _absolute_path(name: str, value: Any) -> Path:
     path = Path(_typed(str, "a path", name, value))
+    if "\0" in str(path):
+        raise ConfigurationError(f"'{name}' must be a path, which has no NUL byte")
     if not path.is_absolute():
         raise ConfigurationError(f"'{name}' must be an absolute path, not '{path}'")
     return path

@@ -34,7 +34,7 @@ def ask(path: Path, command: str) -> Any:
             connection.sendall(command.encode() + b"\n")
             with connection.makefile("rb") as answer:
                 return json.loads(answer.read())
-    except (OSError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise NotRunning(f"no broker answers at {path}: {error}") from None
 
 

@@ -79,7 +79,7 @@ async def _run(front: Front, path: Path | None, listening: list[socket.socket]) 
 def reload(front: Front, path: Path | None) -> None:
     """Put the configuration in the file into force; a file with a mistake leaves the old one.
 
-    Sockets and the state directory stay as they were when the daemon started.
+    Sockets, `max_requests` and the state directory stay as they were when the daemon started.
     """
     daemon.notify("RELOADING=1")
     try:

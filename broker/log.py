@@ -42,7 +42,9 @@ def to_stderr(priority: int, message: str, **fields: Value) -> None:
 
 
 def _text(value: Value) -> str:
-    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    return str(value).encode("utf-8", "backslashreplace").decode()  # a str of os.fsdecode may be no UTF-8
 
 
 def _stderr_is_journal() -> bool:

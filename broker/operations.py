@@ -44,15 +44,19 @@ class Mounter:
     def _start(self) -> int:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-m", "broker.mounter", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-            )
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-I", "-m", "broker.mounter", str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                )
+            except OSError as error:
+                raise MounterFailed(f"the mounter can't be started: {error}") from None
         _, descriptors, _, _ = socket.recv_fds(self._control, 16, 1)
         if not descriptors:
             raise MounterFailed(f"the mounter ended with status {self._process.wait()} when it was started")
+        self._control.setblocking(False)  # the front waits for nobody
         return descriptors[0]
 
     @property
@@ -77,7 +81,11 @@ class Mounter:
             descriptors = [theirs.fileno(), connection.fileno(), pidfd, pinned]
             if self._process.poll() is not None:
                 self._restart()
-            socket.send_fds(self._control, [plan.dump(start)], descriptors)
+            try:
+                socket.send_fds(self._control, [plan.dump(start)], descriptors)
+            except OSError as error:  # it is just dying, or has more to do than the kernel keeps for it
+                ours.close()
+                raise MounterFailed(f"the mounter takes no operation: {error}") from None
         return Operation(ours, start.seconds)
 
     def _restart(self) -> None:
@@ -120,9 +128,12 @@ class Operation:
         except (HungUp, TimeoutError, wire.ProtocolError):
             raise OperationEnded from None
         close_all(descriptors)  # a child sends none
-        record = plan.load(data)
+        try:
+            record = plan.load(data)
+        except wire.ProtocolError:
+            raise OperationEnded from None
         if isinstance(record, plan.Failed):
-            raise OperationFailed(record.errno, record.step.decode())
+            raise OperationFailed(record.errno, record.step.decode("utf-8", "replace"))
         return record
 
     async def expect(self, kind: type[RecordT]) -> RecordT:

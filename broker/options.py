@@ -44,6 +44,9 @@ class MountOptions:
     warnings: tuple[bytes, ...] = field(default=())
 
 
+#: The most warnings about one call: a reply has to hold them.
+MOST_WARNINGS = 64
+
 #: Options that set or clear one flag.
 _FLAGS: dict[bytes, tuple[str, bool]] = {
     b"rw": ("read_only", False),
@@ -105,18 +108,26 @@ def parse(text: bytes, *, may_allow_other: bool, where_allowed: bytes, kernel: b
             wanted["allow_other"] = True
         elif item == b"blkdev":
             raise Refusal(EPERM, b"option blkdev is privileged", warnings=tuple(warnings))
-        elif item in _UNSAFE:
-            warnings.append(b"unsafe option %b ignored" % item)
-        elif item == b"large_read":
-            warnings.append(b"note: 'large_read' mount option is deprecated for %b kernels" % kernel)
+        elif warning := _warning(item, kernel):
+            if len(warnings) < MOST_WARNINGS:
+                warnings.append(warning)
         else:
             raise Refusal(EINVAL, b"unknown option '%b'" % item, warnings=tuple(warnings))
     return MountOptions(warnings=tuple(warnings), **wanted)
 
 
+def _warning(item: bytes, kernel: bytes) -> bytes:
+    """Return what the user is told of an option that is ignored; empty for other options."""
+    if item in _UNSAFE:
+        return b"unsafe option %b ignored" % item
+    if item == b"large_read":
+        return b"note: 'large_read' mount option is deprecated for %b kernels" % kernel
+    return b""
+
+
 def _without_x_options(text: bytes) -> bytes:
     """Drop what begins with ``x-``, which is meant for user space. Escapes are not seen here, as in fusermount3."""
-    items = text.removeprefix(b",").removesuffix(b",").split(b",")
+    items = text.removeprefix(b",").split(b",")
     return b",".join(item for item in items if not item.startswith(b"x-"))
 
 

@@ -42,6 +42,8 @@ class Mount:
     request: str
 
 
+#: What SQLite says of a file that is damaged, no database, or none of ours. Others pass: locked, disk full.
+_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 _COLUMNS = [field.name for field in fields(Mount)]
 
 
@@ -57,14 +59,15 @@ class Registry:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.lost: str | None = None
         try:
-            self._database = _open(directory / "mounts.sqlite")
+            self._database, mounts = _open(directory / "mounts.sqlite")
         except sqlite3.DatabaseError as error:
+            if error.sqlite_errorcode not in _DAMAGE:
+                raise
             damaged = directory / f"mounts.sqlite.damaged-{int(time.time())}"
             (directory / "mounts.sqlite").rename(damaged)
             self.lost = f"{damaged}: {error}"
-            self._database = _open(directory / "mounts.sqlite")
-        rows = self._database.execute(f"SELECT {', '.join(_COLUMNS)} FROM mounts")
-        self._mounts = {Device(row[0]): Mount(*row) for row in rows}
+            self._database, mounts = _open(directory / "mounts.sqlite")
+        self._mounts = {mount.device: mount for mount in mounts}
         self._by_namespace: dict[MountNamespace, set[Device]] = {}
         for mount in self._mounts.values():
             self._by_namespace.setdefault(mount.namespace, set()).add(mount.device)
@@ -115,7 +118,7 @@ class Registry:
 
     def _check(self, device: Device) -> None:
         mount = self._mounts.get(device)
-        if mount is not None and self.born(device) != mount.born:
+        if mount is not None and (not mount.born or mount.born != self.born(device)):
             self._drop(device)
 
     def _drop(self, device: Device) -> None:
@@ -127,8 +130,8 @@ class Registry:
         self._database.execute("DELETE FROM mounts WHERE device = ?", [device])
 
 
-def _open(path: Path) -> sqlite3.Connection:
-    """Open the table. Nothing waits for the disk: a crash of the machine ends the mounts too."""
+def _open(path: Path) -> tuple[sqlite3.Connection, list[Mount]]:
+    """Open the table and read it. Nothing waits for the disk: a crash of the machine ends the mounts too."""
     database = sqlite3.connect(path, isolation_level=None)
     try:
         database.execute("PRAGMA journal_mode = WAL")
@@ -136,7 +139,8 @@ def _open(path: Path) -> sqlite3.Connection:
         database.execute(
             f"CREATE TABLE IF NOT EXISTS mounts ({_COLUMNS[0]} INTEGER PRIMARY KEY, {', '.join(_COLUMNS[1:])})"
         )
+        mounts = [Mount(*row) for row in database.execute(f"SELECT {', '.join(_COLUMNS)} FROM mounts")]
     except sqlite3.Error:
         database.close()
         raise
-    return database
+    return database, mounts

@@ -68,6 +68,12 @@ def _configured_path() -> bytes:
         close(file)
 
 
+def _failed(request: wire.Request) -> bytes:
+    if isinstance(request, wire.UnmountRequest):
+        return b"failed to unmount %b" % request.mountpoint
+    return b"mount failed"
+
+
 class Answer:
     """A reply, the descriptor that came with it (-1 if none), and the connection, for what is still to be said."""
 
@@ -94,7 +100,7 @@ def ask(path: bytes, request: wire.Request, descriptor: int, patience: float = P
         try:
             return _exchange(path, record, descriptor)
         except TimeoutError:
-            raise Failure(b"mount failed: %b" % strerror(ETIMEDOUT).encode()) from None
+            raise Failure(b"%b: %b" % (_failed(request), strerror(ETIMEDOUT).encode())) from None
         except wire.ProtocolError as error:
             raise Failure(b"broker at %b: %b" % (path, error.text.encode())) from None
         except OSError as error:
@@ -122,7 +128,10 @@ def proceed(answer: Answer, still_wanted: "Callable[[], bool]") -> wire.Reply:
     answer.connection.settimeout(0.5)
     while still_wanted():
         try:
-            return wire.decode_reply(answer.connection.recv(wire.MAX_MESSAGE))
+            data = answer.connection.recv(wire.MAX_MESSAGE)
+            if not data:
+                raise ConnectionResetError(ECONNRESET, "the broker closed the connection")
+            return wire.decode_reply(data)
         except TimeoutError:
             pass
         except wire.ProtocolError as error:

@@ -15,5 +15,5 @@ class Failure(Exception):
 
 
 def reason(error: OSError) -> bytes:
-    """Return what strerror(3) says of `error`."""
-    return strerror(error.errno or 0).encode()
+    """Return what strerror(3) says of `error`, or what Python says where no system call failed."""
+    return (strerror(error.errno) if error.errno else str(error)).encode()

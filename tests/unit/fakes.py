@@ -1,0 +1,132 @@
+"""What stands for a broker where only its answers matter, for the clock, and for the kernel's table of connections."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from fusermount3_proxy import client, wire
+
+Answer = Callable[[socket.socket], None]
+
+
+class FakeBroker:
+    """A SEQPACKET server in a thread, which receives a request from each caller and gives the next of its answers."""
+
+    def __init__(self, path: Path, *answers: Answer) -> None:
+        self.requests: list[wire.Request] = []
+        self.pinned: list[os.stat_result] = []
+        """What the descriptors of the requests referred to."""
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(bytes(path))
+        self._listener.listen(8)
+        self._listener.settimeout(10)
+        self._thread = threading.Thread(target=self._serve, args=(answers,), daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> FakeBroker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join(10)
+        assert not self._thread.is_alive(), "an answer was not fetched"
+
+    def _serve(self, answers: Sequence[Answer]) -> None:
+        with self._listener:
+            for answer in answers:
+                try:
+                    connection, _ = self._listener.accept()
+                except TimeoutError:
+                    return
+                with connection:
+                    connection.settimeout(10)
+                    self._receive(connection)
+                    answer(connection)
+
+    def _receive(self, connection: socket.socket) -> None:
+        data, descriptors, _, _ = socket.recv_fds(connection, wire.MAX_MESSAGE, 8)
+        self.requests.append(wire.decode_request(data, len(descriptors)))
+        for descriptor in descriptors:
+            self.pinned.append(os.fstat(descriptor))
+            os.close(descriptor)
+
+
+class FakeFusectl:
+    """A directory that stands for the root of fusectl."""
+
+    def __init__(self, path: Path) -> None:
+        path.mkdir()
+        self.path = path
+        self.descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY)
+
+    def connect(self, device: int) -> int:
+        """Make a connection; return its birth."""
+        (self.path / str(device)).mkdir()
+        return (self.path / str(device)).stat().st_ctime_ns
+
+    def disconnect(self, device: int) -> None:
+        (self.path / str(device)).rmdir()
+
+    def reconnect(self, device: int) -> int:
+        """Use the number again, with another birth: the clock of a filesystem ticks in milliseconds."""
+        before = (self.path / str(device)).stat().st_ctime_ns
+        self.disconnect(device)
+        while (born := self.connect(device)) == before:
+            self.disconnect(device)
+            time.sleep(0.001)
+        return born
+
+
+class FakeClock:
+    """Time that passes only by sleeping."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        self.pauses: list[float] = []
+        monkeypatch.setattr(client, "monotonic", lambda: self.now)
+        monkeypatch.setattr(client, "sleep", self.sleep)
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+
+
+def hang_up(_: socket.socket) -> None:
+    """Answer nothing."""
+
+
+def nothing_until(given_up: threading.Event) -> Answer:
+    """Answer nothing, and do not hang up, before the event."""
+
+    def answer(_: socket.socket) -> None:
+        given_up.wait(10)
+
+    return answer
+
+
+def raw(record: bytes, *descriptors: int) -> Answer:
+    return lambda connection: _send(connection, record, descriptors)
+
+
+def reply(message: wire.Reply, *descriptors: int) -> Answer:
+    return raw(wire.encode_reply(message), *descriptors)
+
+
+def reply_and_hear(message: wire.Reply, descriptor: int, heard: list[bytes]) -> Answer:
+    """Answer; then append what the caller says, nothing if it hangs up."""
+
+    def answer(connection: socket.socket) -> None:
+        _send(connection, wire.encode_reply(message), [descriptor])
+        heard.append(connection.recv(wire.MAX_MESSAGE))
+
+    return answer
+
+
+def _send(connection: socket.socket, record: bytes, descriptors: Sequence[int]) -> None:
+    socket.send_fds(connection, [record], list(descriptors))

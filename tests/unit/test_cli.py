@@ -1,0 +1,227 @@
+"""The administrator's commands, with a control socket behind which there is no broker."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from broker import cli
+from fusermount3_proxy import __version__
+
+
+def run(*arguments: str | Path) -> Result:
+    result = CliRunner().invoke(cli.main, [str(each) for each in arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), "no traceback"
+    return result
+
+
+# check-config
+
+
+def test_a_good_configuration_is_said_to_be_good(tmp_path: Path) -> None:
+    file = tmp_path / "broker.toml"
+    file.write_text("mount_max = 5\n")
+    result = run("check-config", file)
+    assert (result.exit_code, result.output) == (0, f"{file}: good\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("mount_maxx = 5", "unknown key 'mount_maxx', did you mean 'mount_max'?"),
+        ("mount_max = 'x'", "'mount_max' must be a whole number, not 'x'"),
+    ],
+)
+def test_a_bad_configuration_is_told_in_one_line(tmp_path: Path, text: str, complaint: str) -> None:
+    file = tmp_path / "broker.toml"
+    file.write_text(text)
+    result = run("check-config", file)
+    assert (result.exit_code, result.output) == (1, f"Error: {file}: {complaint}\n")
+
+
+def test_a_configuration_that_is_missing_is_told(tmp_path: Path) -> None:
+    result = run("check-config", tmp_path / "none.toml")
+    assert result.exit_code == 1
+    assert result.output.startswith(f"Error: {tmp_path}/none.toml: ")
+
+
+def test_serving_with_a_bad_configuration_fails_in_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "broker.toml"
+    file.write_text("nonsense = 1")
+    result = run("serve", "--config", file)
+    assert result.exit_code == 1
+    assert result.output.startswith(f"Error: {file}: unknown key 'nonsense'")
+    assert result.output.count("\n") == 1
+
+
+def test_the_version_is_told() -> None:
+    assert __version__ in run("--version").output
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_help_lists_the_commands(option: str) -> None:
+    output = run(option).output
+    for command in ("serve", "check-config", "status", "mounts"):
+        assert command in output
+
+
+# status and mounts
+
+STATUS = {
+    "version": "0.1.0",
+    "configuration": "/etc/broker.toml",
+    "uptime_seconds": 12,
+    "mounts": 2,
+    "requests": {"mount mounted": 3, "mount refused": 1},
+    "front": {"pid": 10, "rss_bytes": 2**20 * 30, "open_descriptors": 20, "children": 1},
+    "mounter": {"pid": 11, "rss_bytes": 2**20 * 9, "open_descriptors": 8, "children": 4, "restarts": 0},
+}
+MOUNT = {
+    "request": "1a2b3c4d",
+    "device": 51,
+    "mountpoint": "/mnt/a b",
+    "type": "fuse.sshfs",
+    "source": "host:",
+    "uid": 1000,
+    "pid": 77,
+    "command": "sshfs",
+    "container": "libpod-" + "f" * 64 + ".scope",
+    "mount_namespace": 4026531840,
+    "mounted_at": 1700000000.0,
+}
+
+
+class FakeControlSocket:
+    """Answers each question with the same bytes. `config` is a configuration file that names it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.config = directory / "broker.toml"
+        self.path = directory / "control.sock"
+        self.config.write_text(f'control_socket = "{self.path}"\n')
+        self.questions: list[bytes] = []
+        self._listener: socket.socket | None = None
+        self._thread: threading.Thread | None = None
+
+    def answer(self, value: Any) -> None:
+        content = value if isinstance(value, bytes) else json.dumps(value).encode() + b"\n"
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(bytes(self.path))
+        self._listener.listen()
+        self._thread = threading.Thread(target=self._serve, args=(self._listener, content), daemon=True)
+        self._thread.start()
+
+    def _serve(self, listener: socket.socket, content: bytes) -> None:
+        connection, _ = listener.accept()
+        with connection, connection.makefile("rb") as question:
+            self.questions.append(question.readline())
+            connection.sendall(content)
+
+    def close(self) -> None:
+        if self._thread and self._listener:
+            self._thread.join(10)
+            self._listener.close()
+
+
+@pytest.fixture
+def fake_control(tmp_path: Path) -> Iterator[FakeControlSocket]:
+    fake = FakeControlSocket(tmp_path)
+    yield fake
+    fake.close()
+
+
+def test_status_is_told_in_words(fake_control: FakeControlSocket) -> None:
+    fake_control.answer(STATUS)
+    result = run("status", "--config", fake_control.config)
+    assert result.exit_code == 0
+    assert fake_control.questions == [b"status\n"]
+    lines = result.output.splitlines()
+    assert "live mounts    2" in lines
+    assert "configuration  /etc/broker.toml" in lines
+    assert "mounter        pid 11, 9.0 MiB, 8 descriptors" in lines
+    assert [line.split() for line in lines[-2:]] == [["mount", "mounted:", "3"], ["mount", "refused:", "1"]]
+
+
+def test_status_as_json_is_what_the_broker_answered(fake_control: FakeControlSocket) -> None:
+    fake_control.answer(STATUS)
+    assert json.loads(run("status", "--config", fake_control.config, "--json").output) == STATUS
+
+
+def test_mounts_are_a_table_of_one_line_each(fake_control: FakeControlSocket) -> None:
+    fake_control.answer([MOUNT, MOUNT | {"request": "ffff", "mountpoint": "/" + "long/" * 100}])
+    result = run("mounts", "--config", fake_control.config)
+    assert fake_control.questions == [b"mounts\n"]
+    headings, first, second = result.output.splitlines()
+    assert headings.split() == [
+        "REQUEST",
+        "MOUNTPOINT",
+        "TYPE",
+        "SOURCE",
+        "UID",
+        "PID",
+        "COMMAND",
+        "CONTAINER",
+        "SINCE",
+    ]
+    for each in ("1a2b3c4d", "/mnt/a b", "fuse.sshfs", "host:", "1000", "77", "2023-11-1"):
+        assert each in first
+    assert "/" + "long/" * 100 in second
+
+
+def test_no_mounts_are_a_table_without_lines(fake_control: FakeControlSocket) -> None:
+    fake_control.answer([])
+    assert len(run("mounts", "--config", fake_control.config).output.splitlines()) == 1
+
+
+def test_mounts_as_json_are_what_the_broker_answered(fake_control: FakeControlSocket) -> None:
+    fake_control.answer([MOUNT])
+    assert json.loads(run("mounts", "--config", fake_control.config, "--json").output) == [MOUNT]
+
+
+@pytest.mark.parametrize("field", ["mountpoint", "type", "source", "command", "container"])
+@pytest.mark.parametrize(
+    "text", ["\x1b[2Jgone", "a\rb", "a\nb", "\x9b2J", "a\x07\x08", "[red]x[/red]", "\udcff", "\u202etxt"]
+)
+def test_what_a_caller_chose_cannot_move_the_terminals_cursor(
+    fake_control: FakeControlSocket, field: str, text: str
+) -> None:
+    fake_control.answer([MOUNT | {field: text}])
+    output = run("mounts", "--config", fake_control.config).output
+    assert len(output.splitlines()) == 2
+    assert output.replace("\n", "").isprintable()
+    if text == "[red]x[/red]":
+        assert text in output
+
+
+def test_a_broker_that_does_not_run_is_told(fake_control: FakeControlSocket) -> None:
+    for command in ("status", "mounts"):
+        result = run(command, "--config", fake_control.config)
+        assert result.exit_code == 1
+        assert result.output.startswith(f"Error: no broker answers at {fake_control.path}: ")
+        assert result.output.count("\n") == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage\n", b'{"version": ', b"\xff\xfe\n"])
+def test_what_is_no_answer_is_told(fake_control: FakeControlSocket, content: bytes) -> None:
+    fake_control.answer(content)
+    result = run("status", "--config", fake_control.config)
+    assert result.exit_code == 1
+    assert result.output.startswith(f"Error: no broker answers at {fake_control.path}: ")
+
+
+def test_a_bad_configuration_is_told_by_every_command(tmp_path: Path) -> None:
+    file = tmp_path / "broker.toml"
+    file.write_text("x = 1")
+    commands: list[Callable[[], Result]] = [
+        lambda: run("status", "--config", file),
+        lambda: run("mounts", "--config", file),
+    ]
+    for command in commands:
+        result = command()
+        assert (result.exit_code, result.output.partition(", ")[0]) == (1, f"Error: {file}: unknown key 'x'")

@@ -1,0 +1,94 @@
+"""The log: to the journal where stderr is one, else a line of JSON a record."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from broker import log
+
+
+def stream_of_stderr() -> str:
+    status = os.fstat(2)
+    return f"{status.st_dev}:{status.st_ino}"
+
+
+def test_a_record_is_a_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
+    log.to_stderr(log.NOTICE, "mount refused", request_id="1a2b", errno=13, milliseconds=1.5, mountpoint=b"/m\n\xff")
+    line = capsys.readouterr().err
+    assert line.endswith("}\n")
+    assert line.count("\n") == 1
+    record = json.loads(line)
+    assert abs(record.pop("time") - time.time()) < 60
+    assert record == {
+        "priority": 5,
+        "message": "mount refused",
+        "request_id": "1a2b",
+        "errno": 13,
+        "milliseconds": 1.5,
+        "mountpoint": "/m\n\\xff",
+    }
+
+
+def test_a_stderr_that_nobody_reads_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with monkeypatch.context() as patch, io.FileIO(writing, "w") as pipe:
+        patch.setattr(sys, "stderr", io.TextIOWrapper(pipe, write_through=True))
+        log.to_stderr(log.INFO, "lost")
+        patch.undo()
+
+
+@pytest.fixture
+def fake_journal(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The records that would have reached the journal."""
+    sent: list[dict[str, Any]] = []
+    monkeypatch.setattr("broker.log.journal.send", lambda message, **fields: sent.append({"MESSAGE": message} | fields))
+    return sent
+
+
+def test_a_record_of_the_journal_has_the_same_fields_in_upper_case(fake_journal: list[dict[str, Any]]) -> None:
+    log.to_journal(log.INFO, "mounted", request_id="1a2b", device=12, mountpoint=b"/m\xff")
+    (record,) = fake_journal
+    expected = {"MESSAGE": "mounted", "PRIORITY": "6", "REQUEST_ID": "1a2b", "DEVICE": "12", "MOUNTPOINT": "/m\\xff"}
+    assert record.items() >= expected.items()
+
+
+def test_what_reaches_the_journal_is_utf_8(fake_journal: list[dict[str, Any]]) -> None:
+    log.to_journal(log.INFO, "mounted", type=os.fsdecode(b"fuse.\xff"))
+    for value in fake_journal[0].values():
+        value.encode()
+
+
+def test_the_journal_is_used_where_stderr_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOURNAL_STREAM", stream_of_stderr())
+    assert log.open_log() is log.to_journal
+
+
+@pytest.mark.parametrize("stream", ["", "1:2", "garbage", ":", "0:0:0"])
+def test_a_stderr_that_was_redirected_is_written_to(monkeypatch: pytest.MonkeyPatch, stream: str) -> None:
+    monkeypatch.setenv("JOURNAL_STREAM", stream)
+    assert log.open_log() is log.to_stderr
+
+
+def test_without_the_variable_stderr_is_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JOURNAL_STREAM", raising=False)
+    assert log.open_log() is log.to_stderr
+
+
+def test_a_closed_stderr_is_no_journal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOURNAL_STREAM", stream_of_stderr())
+
+    def closed(_: int) -> os.stat_result:
+        raise OSError("Bad file descriptor")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("broker.log.os.fstat", closed)
+        chosen = log.open_log()
+    assert chosen is log.to_stderr

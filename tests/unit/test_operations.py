@@ -1,0 +1,282 @@
+"""The front's side of the mounter: a process that fails, dies or says nothing never leaves the front waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pytest_subprocess import FakeProcess
+
+from broker import plan
+from broker.operations import Mounter, MounterFailed, Operation, OperationEnded, OperationFailed
+from broker.plan import Failed, Keep, Mounted, StartUnmount, Unmounted
+
+MOUNTED = Mounted(device=12, mount_namespace=34, pids_visible=True)
+START = StartUnmount(5, b"mnt", False)
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+class FakeMounter:
+    """Stands for the mounter's process: it has the other end of the control socket, and dies when it is told to."""
+
+    started: list[FakeMounter]
+
+    def __init__(self, command: list[str], *, pass_fds: list[int], **_: Any) -> None:
+        assert command[-1] == str(pass_fds[0])
+        self.control = socket.socket(fileno=os.dup(pass_fds[0]))
+        self.control.settimeout(10)
+        self.pid = 4711
+        self.status: int | None = None
+        socket.send_fds(self.control, [b"ready"], [0])
+        self.started.append(self)
+
+    def die(self) -> None:
+        self.status = -9
+        self.control.close()
+
+    def poll(self) -> int | None:
+        return self.status
+
+    def wait(self) -> int:
+        """Return the status of a process that has died, or of one on which the front hung up."""
+        if self.status is None:
+            while self.control.recv(1000):  # until the front hangs up: otherwise it would wait for ever, and this fails
+                pass
+            self.die()
+            self.status = 0
+        return self.status or 0
+
+
+@pytest.fixture
+def fake_mounters(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeMounter]]:
+    FakeMounter.started = []
+    monkeypatch.setattr("broker.operations.subprocess.Popen", FakeMounter)
+    yield FakeMounter.started
+    for each in FakeMounter.started:
+        each.control.close()
+
+
+@pytest.fixture
+def mounter(fake_mounters: list[FakeMounter]) -> Iterator[Mounter]:
+    mounter = Mounter()
+    yield mounter
+    mounter.close()
+    assert all(each.status is not None for each in fake_mounters), "none is left"
+    os.close(mounter.fusectl)
+
+
+def begin(mounter: Mounter) -> Operation:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        return mounter.begin(START, connection, 0, 0)
+
+
+# The process
+
+
+def test_a_mounter_that_ends_when_it_is_started_is_told(fp: FakeProcess) -> None:
+    fp.register([sys.executable, "-I", "-m", "broker.mounter", fp.any()], returncode=3)
+    with pytest.raises(MounterFailed, match="the mounter ended with status 3 when it was started"):
+        Mounter()
+
+
+def test_a_mounter_that_cannot_be_started_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/nonexistent/python3")
+    with pytest.raises(MounterFailed):
+        Mounter()
+
+
+def test_a_mounter_gives_its_root_of_fusectl_and_its_pid(mounter: Mounter) -> None:
+    assert os.path.sameopenfile(mounter.fusectl, 0)
+    assert (mounter.pid, mounter.restarts) == (4711, 0)
+
+
+def test_a_mounter_that_is_closed_has_ended(fake_mounters: list[FakeMounter]) -> None:
+    mounter = Mounter()
+    mounter.close()
+    assert fake_mounters[0].status == 0
+    os.close(mounter.fusectl)
+
+
+def test_an_operation_begins_with_a_record_and_four_descriptors(
+    mounter: Mounter, fake_mounters: list[FakeMounter]
+) -> None:
+    before = open_descriptors()
+    with begin(mounter):
+        data, descriptors, _, _ = socket.recv_fds(fake_mounters[0].control, 1000, 10)
+        assert plan.load(data) == START
+        assert len(descriptors) == 4
+        conversation = socket.socket(fileno=descriptors[0])
+        for each in descriptors[1:]:
+            os.close(each)
+        conversation.settimeout(10)
+    assert conversation.recv(1) == b"", "leaving the block hangs up"
+    conversation.close()
+    assert open_descriptors() == before
+
+
+def test_a_mounter_found_dead_is_started_again(mounter: Mounter, fake_mounters: list[FakeMounter]) -> None:
+    fake_mounters[0].die()
+    before = open_descriptors()
+    for _ in range(3):
+        with begin(mounter):
+            pass
+    assert len(fake_mounters) == 2
+    assert mounter.restarts == 1
+    for _ in range(3):
+        data, descriptors, _, _ = socket.recv_fds(fake_mounters[1].control, 1000, 10)
+        for each in descriptors:
+            os.close(each)
+        assert plan.load(data) == START
+    assert open_descriptors() == before + 1, "nothing but the new fake's end of the control socket"
+
+
+def test_a_mounter_that_cannot_be_started_again_is_told_each_time(
+    mounter: Mounter, fake_mounters: list[FakeMounter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_mounters[0].die()
+
+    class StillbornMounter(FakeMounter):
+        def __init__(self, _: list[str], *, pass_fds: list[int], **__: Any) -> None:
+            self.control = socket.socket(fileno=os.dup(pass_fds[0]))
+            self.status = 1
+            self.control.close()
+
+    with monkeypatch.context() as patch:
+        patch.setattr("broker.operations.subprocess.Popen", StillbornMounter)
+        for _ in range(2):
+            with pytest.raises(MounterFailed):
+                begin(mounter)
+    with begin(mounter):
+        assert len(fake_mounters) == 2
+
+
+def test_a_mounter_that_dies_just_as_an_operation_begins_is_told(
+    mounter: Mounter, fake_mounters: list[FakeMounter]
+) -> None:
+    fake_mounters[0].control.close()  # and nobody has waited for the process yet
+    before = open_descriptors()
+    with pytest.raises(MounterFailed):
+        begin(mounter)
+    assert open_descriptors() == before
+    fake_mounters[0].die()
+    with begin(mounter):
+        assert mounter.restarts == 1
+
+
+# The conversation
+
+
+@pytest.fixture
+def talk() -> Iterator[tuple[Operation, socket.socket]]:
+    """An operation, and the child's end of it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.settimeout(10)
+    with Operation(ours, 0) as operation, theirs:
+        yield operation, theirs
+
+
+def test_what_is_said_is_heard(talk: tuple[Operation, socket.socket]) -> None:
+    operation, child = talk
+    operation.say(Keep())
+    assert plan.load(child.recv(1000)) == Keep()
+    child.send(plan.dump(MOUNTED))
+    assert asyncio.run(operation.expect(Mounted)) == MOUNTED
+
+
+def test_a_child_that_could_not_go_on_says_why(talk: tuple[Operation, socket.socket]) -> None:
+    operation, child = talk
+    child.send(plan.dump(Failed(13, b"access mountpoint")))
+    with pytest.raises(OperationFailed) as caught:
+        asyncio.run(operation.expect(Mounted))
+    assert (caught.value.errno, caught.value.step) == (13, "access mountpoint")
+
+
+def test_a_child_that_ends_without_a_word_ends_the_operation(talk: tuple[Operation, socket.socket]) -> None:
+    operation, child = talk
+    child.close()
+    with pytest.raises(OperationEnded):
+        asyncio.run(operation.expect(Mounted))
+    with pytest.raises(OperationEnded):
+        operation.say(Keep())
+
+
+def test_a_child_that_says_nothing_is_not_waited_for_longer_than_a_second_more(
+    talk: tuple[Operation, socket.socket],
+) -> None:
+    operation, _ = talk
+    with pytest.raises(OperationEnded):
+        asyncio.run(operation.expect(Mounted))
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        b"garbage",
+        b"kind=Nonsense\0",
+        plan.dump(MOUNTED).replace(b"12", b"-1"),
+        b"kind=Mounted\0",
+        plan.dump(Unmounted()),
+        b"x" * 70000,
+    ],
+)
+def test_a_child_that_speaks_out_of_turn_or_nonsense_ends_the_operation(
+    talk: tuple[Operation, socket.socket], record: bytes
+) -> None:
+    operation, child = talk
+    child.send(record)
+    with pytest.raises(OperationEnded):
+        asyncio.run(operation.expect(Mounted))
+
+
+def test_a_step_that_is_no_text_is_a_failure_like_any_other(talk: tuple[Operation, socket.socket]) -> None:
+    operation, child = talk
+    child.send(plan.dump(Failed(5, b"\xff")))
+    with pytest.raises(OperationFailed):
+        asyncio.run(operation.expect(Mounted))
+
+
+@pytest.mark.parametrize("record", [plan.dump(MOUNTED), plan.dump(Failed(5, b"x")), plan.dump(Keep()), b"garbage"])
+def test_descriptors_that_a_child_sends_are_closed(talk: tuple[Operation, socket.socket], record: bytes) -> None:
+    operation, child = talk
+    before = open_descriptors()
+    socket.send_fds(child, [record], [0, 0])
+    with suppress(Exception):  # which one, another test says
+        asyncio.run(operation.expect(Mounted))
+    assert open_descriptors() == before
+
+
+def test_undoing_waits_until_the_child_is_gone(talk: tuple[Operation, socket.socket]) -> None:
+    operation, child = talk
+    gone = False
+
+    async def undo_with_a_child() -> None:
+        async def roll_back() -> None:
+            nonlocal gone
+            assert child.recv(1) == b""
+            await asyncio.sleep(0.02)
+            gone = True
+            child.close()
+
+        undoing = asyncio.create_task(operation.undo())
+        await asyncio.sleep(0)
+        await roll_back()
+        await undoing
+
+    asyncio.run(undo_with_a_child())
+    assert gone
+
+
+def test_undoing_does_not_fail_whatever_the_child_says(talk: tuple[Operation, socket.socket]) -> None:
+    operation, child = talk
+    child.send(plan.dump(Failed(5, b"roll back")))
+    asyncio.run(operation.undo())

@@ -1,0 +1,144 @@
+"""Who is calling: as the kernel says it, and a pidfd that is of no other process."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker import peer
+from broker.peer import PeerGone
+
+CONNECT_AND_WAIT = """
+import _socket, sys
+connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+connection.connect(sys.argv[1])
+sys.stdin.read()
+"""
+
+
+class Caller:
+    """A process that has connected, and the broker's end of its connection."""
+
+    def __init__(self, directory: Path) -> None:
+        path = directory / "sock"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(bytes(path))
+            listener.listen()
+            command = [sys.executable, "-I", "-S", "-c", CONNECT_AND_WAIT, str(path)]
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE)
+            self.connection, _ = listener.accept()
+
+    def end(self) -> None:
+        self.process.communicate()
+
+
+@pytest.fixture
+def caller(tmp_path: Path) -> Iterator[Caller]:
+    caller = Caller(tmp_path)
+    yield caller
+    caller.end()
+    caller.connection.close()
+
+
+def pid_of(pidfd: int) -> int:
+    """Return the process that a pidfd refers to, and close it."""
+    text = Path(f"/proc/self/fdinfo/{pidfd}").read_text()
+    os.close(pidfd)
+    match = re.search(r"^Pid:\t(-?\d+)$", text, re.MULTILINE)
+    assert match is not None
+    return int(match[1])
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_caller_is_identified_by_its_connection(caller: Caller) -> None:
+    found = peer.identify(caller.connection)
+    assert (found.pid, found.uid, found.gid) == (caller.process.pid, os.geteuid(), os.getegid())
+    assert not os.get_inheritable(found.pidfd)
+    assert pid_of(found.pidfd) == caller.process.pid
+
+
+def test_an_older_kernel_is_asked_for_the_pid(caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.syscalls.SO_PEERPIDFD", 9999)  # ENOPROTOOPT
+    found = peer.identify(caller.connection)
+    assert (found.pid, found.uid) == (caller.process.pid, os.geteuid())
+    assert pid_of(found.pidfd) == caller.process.pid
+
+
+def test_a_kernel_that_knows_the_caller_to_be_gone_is_believed() -> None:
+    class GoneSocket:
+        def getsockopt(self, *_: int) -> bytes:
+            raise ProcessLookupError
+
+    with pytest.raises(PeerGone):
+        peer._pidfd(GoneSocket(), 1, 0)  # type: ignore[arg-type]  # as much of a socket as is asked
+
+
+def test_the_pid_of_a_live_caller_is_its_own(caller: Caller) -> None:
+    pidfd = peer.pidfd_of_pid(caller.connection, caller.process.pid, os.geteuid())
+    assert pid_of(pidfd) == caller.process.pid
+
+
+def test_a_caller_that_has_sent_and_waits_is_alive() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        theirs.send(b"request")
+        assert pid_of(peer.pidfd_of_pid(ours, os.getpid(), os.geteuid())) == os.getpid()
+        assert ours.recv(100) == b"request"
+
+
+def test_a_pid_that_is_free_is_no_caller(caller: Caller) -> None:
+    caller.end()
+    before = open_descriptors()
+    with pytest.raises(PeerGone):
+        peer.pidfd_of_pid(caller.connection, caller.process.pid, os.geteuid())
+    assert open_descriptors() == before
+
+
+def test_a_pid_whose_connection_has_hung_up_is_no_caller(caller: Caller) -> None:
+    """As when the number was used again: the process is there, and it is not the one that connected."""
+    caller.end()
+    before = open_descriptors()
+    with pytest.raises(PeerGone):
+        peer.pidfd_of_pid(caller.connection, os.getpid(), os.geteuid())
+    assert open_descriptors() == before
+
+
+def test_a_pid_of_another_user_is_no_caller(caller: Caller) -> None:
+    before = open_descriptors()
+    with pytest.raises(PeerGone):
+        peer.pidfd_of_pid(caller.connection, caller.process.pid, os.geteuid() + 1)
+    assert open_descriptors() == before
+
+
+def test_a_connection_that_fails_is_no_callers() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.send(b"unread")
+    ours.close()
+    with theirs, pytest.raises(PeerGone):
+        peer.pidfd_of_pid(theirs, os.getpid(), os.geteuid())  # ECONNRESET
+
+
+@pytest.mark.parametrize("pid", [0, -1])
+def test_a_caller_in_a_foreign_pid_namespace_has_no_description(pid: int) -> None:
+    assert peer.describe(pid) == ("", "")
+
+
+def test_a_caller_is_described_by_command_and_cgroup() -> None:
+    command, container = peer.describe(os.getpid())
+    assert command == Path("/proc/self/comm").read_text().strip()
+    assert "/" not in container
+
+
+def test_a_caller_that_is_gone_has_no_description(caller: Caller) -> None:
+    caller.end()
+    assert peer.describe(caller.process.pid) == ("", "")

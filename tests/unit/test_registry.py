@@ -1,0 +1,257 @@
+"""The registry of live mounts, with a plain directory in place of fusectl: a directory in it is a connection."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.registry import Device, Mount, MountNamespace, Registry
+from tests.unit.fakes import FakeFusectl
+
+
+@pytest.fixture
+def fake_fusectl(tmp_path: Path) -> Iterator[FakeFusectl]:
+    fake = FakeFusectl(tmp_path / "fusectl")
+    yield fake
+    os.close(fake.descriptor)
+
+
+class State:
+    """The state directory and the registries opened on it."""
+
+    def __init__(self, directory: Path, fake: FakeFusectl) -> None:
+        self.directory = directory
+        self.fake = fake
+        self.opened: list[Registry] = []
+
+    def open(self) -> Registry:
+        for each in self.opened:
+            each.close()
+        self.opened = [Registry(self.directory, self.fake.descriptor)]
+        return self.opened[0]
+
+
+@pytest.fixture
+def state(tmp_path: Path, fake_fusectl: FakeFusectl) -> Iterator[State]:
+    state = State(tmp_path / "state" / "deep", fake_fusectl)
+    yield state
+    for each in state.opened:
+        each.close()
+
+
+def mount(device: int, born: int, **changes: Any) -> Mount:
+    values: dict[str, Any] = {
+        "namespace": MountNamespace(7),
+        "uid": 1000,
+        "pid": 42,
+        "command": "sshfs",
+        "container": "c0ffee",
+        "mountpoint": b"/m\xff\n",
+        "type": "fuse.sshfs",
+        "source": b"host:\xff",
+        "mounted_at": 1.5,
+        "request": f"r{device}",
+    }
+    return Mount(device=Device(device), born=born, **(values | changes))
+
+
+def devices(registry: Registry) -> list[int]:
+    return [each.device for each in registry]
+
+
+def test_the_state_directory_is_made_for_its_owner_alone(state: State) -> None:
+    state.open()
+    assert state.directory.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_mount_is_found_as_it_was_added(state: State, fake_fusectl: FakeFusectl) -> None:
+    live = state.open()
+    added = mount(3, fake_fusectl.connect(3))
+    live.add(added)
+    assert live.find(Device(3)) == added
+    assert live.find(Device(4)) is None
+    assert (len(live), list(live)) == (1, [added])
+
+
+def test_mounts_are_listed_oldest_first(state: State, fake_fusectl: FakeFusectl) -> None:
+    live = state.open()
+    for device, when in ((3, 30.0), (1, 20.0), (2, 40.0)):
+        live.add(mount(device, fake_fusectl.connect(device), mounted_at=when))
+    assert devices(live) == [1, 3, 2]
+
+
+def test_a_mount_whose_connection_is_gone_is_no_more(state: State, fake_fusectl: FakeFusectl) -> None:
+    live = state.open()
+    for device in (1, 2):
+        live.add(mount(device, fake_fusectl.connect(device)))
+    fake_fusectl.disconnect(1)
+    assert live.find(Device(1)) is None
+    assert devices(live) == [2]
+    fake_fusectl.disconnect(2)
+    live.reconcile()
+    assert (len(live), devices(live)) == (0, [])
+
+
+def test_a_mount_whose_number_is_used_again_is_no_more(state: State, fake_fusectl: FakeFusectl) -> None:
+    live = state.open()
+    live.add(mount(1, fake_fusectl.connect(1)))
+    fake_fusectl.reconnect(1)
+    assert live.find(Device(1)) is None
+
+
+def test_a_mount_on_a_number_used_again_replaces_the_one_before(state: State, fake_fusectl: FakeFusectl) -> None:
+    live = state.open()
+    live.add(mount(1, fake_fusectl.connect(1), namespace=MountNamespace(7)))
+    second = mount(1, fake_fusectl.reconnect(1), namespace=MountNamespace(8))
+    live.add(second)
+    assert list(live) == [second]
+    assert (live.count(MountNamespace(7), 0), live.count(MountNamespace(8), 0)) == (0, 1)
+    assert list(state.open()) == [second]
+
+
+def test_a_mount_that_was_gone_when_it_was_added_does_not_live(state: State) -> None:
+    live = state.open()
+    live.add(mount(1, live.born(Device(1))))
+    assert live.find(Device(1)) is None
+    live.reconcile()
+    assert len(live) == 0
+
+
+def test_a_connection_that_does_not_exist_was_never_born(state: State, fake_fusectl: FakeFusectl) -> None:
+    live = state.open()
+    assert live.born(Device(9)) == 0
+    assert live.born(Device(9)) != fake_fusectl.connect(9) == live.born(Device(9))
+
+
+def test_mounts_are_counted_for_each_namespace(state: State, fake_fusectl: FakeFusectl) -> None:
+    live = state.open()
+    for device in (1, 2, 3):
+        live.add(mount(device, fake_fusectl.connect(device), namespace=MountNamespace(device % 2)))
+    assert [live.count(MountNamespace(namespace), 10) for namespace in (0, 1, 2)] == [1, 2, 0]
+
+
+def test_a_count_that_reaches_the_limit_counts_the_living_only(state: State, fake_fusectl: FakeFusectl) -> None:
+    live = state.open()
+    for device in (1, 2, 3):
+        live.add(mount(device, fake_fusectl.connect(device)))
+    fake_fusectl.disconnect(2)
+    assert live.count(MountNamespace(7), 3) == 2
+    fake_fusectl.disconnect(1)
+    fake_fusectl.disconnect(3)
+    assert live.count(MountNamespace(7), 0) == 0
+    assert live.count(MountNamespace(7), -1) == 0
+
+
+def test_a_restart_forgets_no_live_mount_and_every_other(state: State, fake_fusectl: FakeFusectl) -> None:
+    live = state.open()
+    added = [mount(device, fake_fusectl.connect(device)) for device in (1, 2, 3)]
+    for each in added:
+        live.add(each)
+    fake_fusectl.disconnect(1)
+    fake_fusectl.reconnect(2)
+    again = state.open()
+    assert list(again) == [added[2]]
+    assert again.count(MountNamespace(7), 0) == 1
+    assert again.lost is None
+
+
+def test_a_broker_that_was_killed_forgets_no_mount(state: State, fake_fusectl: FakeFusectl) -> None:
+    live = state.open()
+    added = mount(1, fake_fusectl.connect(1))
+    live.add(added)
+    second = Registry(state.directory, fake_fusectl.descriptor)  # the first was never closed
+    assert list(second) == [added]
+    second.close()
+
+
+GARBAGE = b"\xde\xad\xbe\xef" * 4096
+
+
+def damage(file: Path, kind: str) -> None:
+    content = file.read_bytes()
+    match kind:
+        case "garbage":
+            file.write_bytes(GARBAGE)
+        case "garbage after the header":
+            file.write_bytes(content[:100] + GARBAGE[: len(content) - 100])
+        case "table page overwritten":
+            file.write_bytes(content[:4096] + GARBAGE[: len(content) - 4096])
+        case "cut in half":
+            file.write_bytes(content[: len(content) // 2])
+        case "another table":
+            file.unlink()
+            with sqlite3.connect(file) as database:
+                database.execute("CREATE TABLE mounts (something, else_)")
+            database.close()
+
+
+@pytest.mark.parametrize(
+    "kind", ["garbage", "garbage after the header", "table page overwritten", "cut in half", "another table"]
+)
+def test_a_damaged_table_is_put_aside_and_begun_anew(state: State, fake_fusectl: FakeFusectl, kind: str) -> None:
+    live = state.open()
+    for device in range(1, 50):
+        live.add(mount(device, fake_fusectl.connect(device)))
+    live.close()
+    damage(state.directory / "mounts.sqlite", kind)
+    damaged = (state.directory / "mounts.sqlite").read_bytes()
+
+    again = state.open()
+    assert again.lost is not None
+    aside = Path(again.lost.partition(": ")[0])
+    assert aside.parent == state.directory
+    assert aside.name.startswith("mounts.sqlite.damaged-")
+    assert aside.read_bytes()[100:] == damaged[100:], "but for SQLite's own header, it is as it was"
+
+    added = mount(100, fake_fusectl.connect(100))
+    again.add(added)
+    third = state.open()
+    assert third.lost is None
+    assert list(third) == [added]
+
+
+def test_a_table_that_somebody_has_locked_is_not_damaged(
+    state: State, fake_fusectl: FakeFusectl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = state.open()
+    added = mount(1, fake_fusectl.connect(1))
+    live.add(added)
+    live.close()
+    monkeypatch.setattr("broker.registry.sqlite3.connect", functools.partial(sqlite3.connect, timeout=0))
+    other = sqlite3.connect(state.directory / "mounts.sqlite", isolation_level=None)
+    other.execute("PRAGMA locking_mode = EXCLUSIVE")  # before the first access, so that it covers the log as well
+    other.execute("BEGIN EXCLUSIVE")
+    other.execute("UPDATE mounts SET uid = uid")
+    other.execute("COMMIT")
+    try:
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            state.open()
+    finally:
+        other.close()
+    assert list(state.open()) == [added]
+
+
+def test_files_of_others_are_left_alone(state: State, fake_fusectl: FakeFusectl) -> None:
+    state.directory.mkdir(parents=True)
+    (state.directory / "README").write_text("mine")
+    (state.directory / "mounts.sqlite.damaged-1").write_text("old")
+    (fake_fusectl.path / "garbage").write_text("x")
+    live = state.open()
+    assert live.lost is None
+    live.reconcile()
+    live.close()
+    assert (state.directory / "README").read_text() == "mine"
+    assert (state.directory / "mounts.sqlite.damaged-1").read_text() == "old"
+    assert (fake_fusectl.path / "garbage").read_text() == "x"
+
+
+def test_a_state_directory_that_cannot_be_made_is_an_os_error(tmp_path: Path, fake_fusectl: FakeFusectl) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        Registry(tmp_path / "file" / "state", fake_fusectl.descriptor)

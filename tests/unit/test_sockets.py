@@ -1,0 +1,210 @@
+"""The listening sockets: made with their modes, in place of stale ones only, and removed again with what was made."""
+
+from __future__ import annotations
+
+import errno
+import grp
+import os
+import pwd
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from broker import sockets
+from broker.config import Socket
+from broker.sockets import Listeners, SocketError
+
+OWNER = pwd.getpwuid(os.geteuid()).pw_name
+GROUP = grp.getgrgid(os.getegid()).gr_name
+
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0 and os.environ.get("CI") != "true",
+    reason="not run: only root may set attributes of the trusted namespace",
+)
+
+
+def wanted(path: Path, mode: int = 0o666) -> Socket:
+    return Socket(path, mode, OWNER, GROUP)
+
+
+def connect(path: Path, kind: socket.SocketKind = socket.SOCK_SEQPACKET) -> None:
+    with socket.socket(socket.AF_UNIX, kind) as caller:
+        caller.connect(bytes(path))
+
+
+def leave_stale(path: Path, kind: socket.SocketKind = socket.SOCK_SEQPACKET) -> None:
+    with socket.socket(socket.AF_UNIX, kind) as dead:
+        dead.bind(bytes(path))
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o660, 0o666])
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_a_socket_has_the_mode_that_is_wanted(tmp_path: Path, mode: int, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        listeners = Listeners([wanted(tmp_path / "sock", mode)])
+        assert os.umask(umask) == umask, "the umask is as it was"
+    finally:
+        os.umask(before)
+    status = (tmp_path / "sock").stat()
+    assert stat.S_ISSOCK(status.st_mode)
+    assert (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid) == (mode, os.geteuid(), os.getegid())
+    connect(tmp_path / "sock")
+    listeners.close()
+    assert not (tmp_path / "sock").exists()
+
+
+def test_nobody_connects_before_mode_and_owner_are_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path, *_: str) -> None:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr("broker.sockets.shutil.chown", fail)
+    with pytest.raises(SocketError, match="sock: Operation not permitted"):
+        Listeners([wanted(tmp_path / "sock", 0o666)])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_several_sockets_listen_at_once(tmp_path: Path) -> None:
+    paths = [tmp_path / "one", tmp_path / "two"]
+    listeners = Listeners([wanted(path) for path in paths])
+    assert [each.getsockname() for each in listeners.sockets] == [str(path) for path in paths]
+    for path in paths:
+        connect(path)
+    listeners.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_socket_on_which_nobody_listens_is_replaced(tmp_path: Path) -> None:
+    leave_stale(tmp_path / "sock")
+    listeners = Listeners([wanted(tmp_path / "sock")])
+    connect(tmp_path / "sock")
+    listeners.close()
+
+
+def test_a_socket_on_which_somebody_listens_is_left_alone(tmp_path: Path) -> None:
+    first = Listeners([wanted(tmp_path / "sock")])
+    with pytest.raises(SocketError, match=f"{tmp_path}/sock: another broker listens there"):
+        Listeners([wanted(tmp_path / "sock")])
+    connect(tmp_path / "sock")
+    first.close()
+
+
+def test_a_stream_socket_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+        other.bind(bytes(tmp_path / "sock"))
+        other.listen()
+        with pytest.raises(SocketError, match=f"^{tmp_path}/sock: "):
+            Listeners([wanted(tmp_path / "sock")])
+        connect(tmp_path / "sock", socket.SOCK_STREAM)
+
+
+@pytest.mark.parametrize("kind", ["file", "directory", "dangling link"])
+def test_what_is_no_socket_is_left_alone(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "sock"
+    match kind:
+        case "file":
+            path.write_text("mine")
+        case "directory":
+            path.mkdir()
+        case "dangling link":
+            path.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(SocketError, match="Address already in use"):
+        Listeners([wanted(path)])
+    assert list(tmp_path.iterdir()) == [path]
+    assert not path.is_socket()
+
+
+def test_a_mistake_in_the_second_socket_takes_the_first_away(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SocketError, match=f"^{tmp_path}/file/sock: "):
+        Listeners([wanted(tmp_path / "first"), wanted(tmp_path / "file" / "sock")])
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_path_too_long_for_a_socket_is_told(tmp_path: Path) -> None:
+    with pytest.raises(SocketError, match="too long"):
+        Listeners([wanted(tmp_path / ("x" * 120))])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_directories_are_made(tmp_path: Path) -> None:
+    listeners = Listeners([wanted(tmp_path / "a" / "b" / "sock")])
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o755
+    connect(tmp_path / "a" / "b" / "sock")
+    listeners.close()
+    assert not (tmp_path / "a" / "b" / "sock").exists()
+
+
+def test_directories_that_were_there_stay(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    listeners = Listeners([wanted(tmp_path / "a" / "sock")])
+    listeners.close()
+    assert list(tmp_path.iterdir()) == [tmp_path / "a"]
+
+
+@needs_root
+def test_directories_that_were_made_are_removed_again(tmp_path: Path) -> None:
+    listeners = Listeners([wanted(tmp_path / "a" / "b" / "one"), wanted(tmp_path / "a" / "two")])
+    listeners.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_root
+def test_a_directory_in_which_somebody_put_something_stays(tmp_path: Path) -> None:
+    listeners = Listeners([wanted(tmp_path / "a" / "sock")])
+    (tmp_path / "a" / "mine").touch()
+    listeners.close()
+    assert (tmp_path / "a" / "mine").exists()
+
+
+@needs_root
+def test_a_directory_that_somebody_made_in_its_place_stays(tmp_path: Path) -> None:
+    listeners = Listeners([wanted(tmp_path / "a" / "sock")])
+    (tmp_path / "a" / "sock").unlink()
+    (tmp_path / "a").rmdir()
+    (tmp_path / "a").mkdir()
+    listeners.close()
+    assert (tmp_path / "a").is_dir()
+
+
+@needs_root
+def test_a_failure_leaves_no_directories(tmp_path: Path) -> None:
+    with pytest.raises(SocketError):
+        Listeners([wanted(tmp_path / "a" / ("x" * 120))])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_SEQPACKET])
+def test_a_stale_socket_of_either_kind_can_be_removed(tmp_path: Path, kind: socket.SocketKind) -> None:
+    leave_stale(tmp_path / "sock", kind)
+    sockets.remove_stale(tmp_path / "sock", kind)
+    assert not (tmp_path / "sock").exists()
+    sockets.remove_stale(tmp_path / "sock", kind)
+
+
+def test_without_systemd_nothing_is_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LISTEN_FDS", raising=False)
+    monkeypatch.delenv("LISTEN_PID", raising=False)
+    assert sockets.inherited() == []
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_SEQPACKET])
+def test_a_listening_seqpacket_socket_is_inherited_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: socket.SocketKind
+) -> None:
+    passed = socket.socket(socket.AF_UNIX, kind)
+    passed.bind(bytes(tmp_path / "sock"))
+    if kind != socket.SOCK_DGRAM:
+        passed.listen()
+    monkeypatch.setattr("broker.sockets.daemon.listen_fds", lambda: [passed.fileno()])
+    if kind == socket.SOCK_SEQPACKET:
+        (found,) = sockets.inherited()
+        assert found.fileno() == passed.detach()
+        connect(tmp_path / "sock")
+        found.close()
+    else:
+        with passed, pytest.raises(SocketError, match="ListenSequentialPacket="):
+            sockets.inherited()
