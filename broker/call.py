@@ -6,6 +6,7 @@ mounter) is closed when it ends, however it ends, and a mount that was not commi
 """
 
 import asyncio
+import fcntl
 import os
 import secrets
 import stat
@@ -107,6 +108,8 @@ class Call:
         request = wire.decode_request(data, len(descriptors))
         if not isinstance(request, MountRequest | UnmountRequest):
             raise ProtocolError(EBADMSG, f"'{request.OPERATION}' before a mount")
+        if not fcntl.fcntl(descriptors[0], fcntl.F_GETFL) & os.O_PATH:
+            raise ProtocolError(EBADMSG, "the file descriptor was not opened with O_PATH")
         return request, descriptors[0]
 
     def _begin(self, peer: Peer, start: StartMount | StartUnmount, pinned: int) -> Operation:
@@ -137,12 +140,14 @@ class Call:
             self._channel.send(wire.encode_reply(Reply(self.id.encode())))
         if await self._committed():
             self._front.registry.add(mount)
-            with suppress(OperationEnded):  # a child that was killed can't undo the mount: it stays all the same
-                operation.say(Keep())
+            operation.say(Keep())  # a child that was killed can't undo the mount: it stays all the same
+            await operation.ended()
             self.decided(log.INFO, "mounted", device=mount.device, type=mount.type, source=mount.source)
-        else:
-            await operation.undo()
+        elif await operation.undo():
             self.decided(log.NOTICE, "rolled back: the caller did not take the mount")
+        else:
+            self._front.registry.add(mount)  # so that its owner can unmount it when it is uncovered
+            self.decided(log.WARNING, "not rolled back: another mount lies on it", device=mount.device)
 
     async def _agree(self, peer: Peer, request: MountRequest, operation: Operation) -> tuple[MountPlan, Record]:
         """Agree on a plan with the mounter's child; return it, and what the child says when it has begun.

@@ -41,6 +41,8 @@ class Channel:
                 break
             except BlockingIOError:
                 await self._readable()
+            except ConnectionResetError:
+                pass  # reported once: the peer went without reading all of ours, and what it said is still to come
             except OSError:
                 raise HungUp from None
         descriptors = wire.descriptors(ancillary)

@@ -72,6 +72,8 @@ class Socket:
     mode: int = 0o666
     owner: str = "root"
     group: str = "root"
+    #: What SELinux is told, so that confined containers may connect; empty: what the policy gives by default.
+    selinux_label: str = ""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,8 @@ import stat
 import struct
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from broker import filesystem, plan, syscalls
 from broker.plan import Record
@@ -47,6 +49,8 @@ class Descriptors:
         self.proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
         self.fusectl = _detached(b"fusectl")
         self.devices = _private_devices()
+        #: Nothing is in this file; a byte of it is locked by who changes the mount namespace of that inode number.
+        self.locks = os.memfd_create("locks")
 
 
 def main(control: socket.socket) -> None:
@@ -278,7 +282,30 @@ class Caller:
         os.fchdir(opened.proc)
         self.mount_namespace = os.stat("self/ns/mnt").st_ino
         self.in_pid_namespace = os.stat("self/ns/pid").st_ino == os.stat("self/ns/pid_for_children").st_ino
+        self._locks = opened.locks
         self._become(groups)
+
+    @contextmanager
+    def alone(self, seconds: int) -> Iterator[None]:
+        """Be the only one of the mounter's who changes this mount namespace: umount2(2) takes the topmost mount at a
+        place, and that must be the one that was looked at. Raises OSError (ETIMEDOUT) after so many seconds.
+        """
+        give_up = time.monotonic() + seconds
+        while not self._lock():
+            if time.monotonic() > give_up:
+                raise OSError(errno.ETIMEDOUT, "another operation in the same mount namespace hangs")
+            time.sleep(0.002)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, self.mount_namespace)
+
+    def _lock(self) -> bool:
+        try:
+            fcntl.lockf(self._locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self.mount_namespace)
+        except BlockingIOError:
+            return False
+        return True
 
     def _become(self, groups: list[int]) -> None:
         """Take on the caller's identity in full, as FUSE wants of who enters a user's filesystem; and of root's
@@ -333,7 +360,8 @@ def _mount(talk: Conversation, caller: Caller, mountpoint: int) -> None:
         device, _ = syscalls.statx_mount(mount)
     try:
         flags = syscalls.MOVE_MOUNT_F_EMPTY_PATH | syscalls.MOVE_MOUNT_T_EMPTY_PATH
-        syscalls.move_mount(mount, b"", mountpoint, b"", flags)
+        with caller.alone(talk.seconds):
+            syscalls.move_mount(mount, b"", mountpoint, b"", flags)
     except OSError as error:
         raise StepError(error.errno or errno.EIO, "mount") from None
     try:
@@ -343,9 +371,39 @@ def _mount(talk: Conversation, caller: Caller, mountpoint: int) -> None:
         talk.say(plan.Mounted(device, caller.mount_namespace, caller.pids_visible))
         if not isinstance(talk.hear(), plan.Keep):
             raise HungUp
+        os.close(mount)  # before the front is told that this is done: the mount is busy as long as it is open
     except HungUp:
         with talk.bounded("roll back"):
-            syscalls.umount2(b"self/fd/%d" % mount, syscalls.MNT_DETACH)
+            _detach(mount, caller, talk.seconds)
+
+
+def _detach(mount: int, caller: Caller, seconds: int) -> None:
+    """Take the mount away again, as soon as nobody's mount lies on it.
+
+    Raises OSError (EBUSY) when that takes longer than half of `seconds`.
+    """
+    _, mount_id = syscalls.statx_mount(mount)
+    give_up = time.monotonic() + seconds / 2
+    while time.monotonic() < give_up:
+        with caller.alone(seconds):
+            if not any(parent == mount_id for _, parent, _ in _mountinfo()):
+                syscalls.umount2(b"self/fd/%d" % mount, syscalls.MNT_DETACH)
+                return
+        time.sleep(0.05)
+    raise OSError(errno.EBUSY, "another mount lies on it")
+
+
+def _mountinfo() -> list[tuple[int, int, bytes]]:
+    """Return mount id, parent's mount id and the fields from the filesystem type on (proc_pid_mountinfo(5))."""
+    descriptor = os.open("self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+    with open(descriptor, "rb", buffering=0) as file:
+        lines = file.readall().splitlines()
+    mounts = []
+    for line in lines:
+        mount, _, superblock = line.partition(b" - ")
+        mount_id, parent, _ = mount.split(b" ", 2)
+        mounts.append((int(mount_id), int(parent), superblock))
+    return mounts
 
 
 def _rests_on(wanted: Record, facts: plan.MountFacts) -> bool:
@@ -375,28 +433,37 @@ def _mount_facts(caller: Caller, mountpoint: int) -> plan.MountFacts:
 
 def _unmount(talk: Conversation, caller: Caller, directory: int, start: plan.StartUnmount) -> None:
     with talk.bounded("access mountpoint"):
-        facts, entry = _unmount_facts(caller, directory, start)
+        facts, looked = _unmount_facts(caller, directory, start)
     talk.say(facts)
     wanted = talk.hear()
     if not isinstance(wanted, plan.UnmountPlan):
         return
-    with talk.bounded("unmount"):
-        if wanted.lazy:
-            syscalls.umount2(b"self/fd/%d" % entry, syscalls.MNT_DETACH)  # the very mount that was looked at
-        else:
-            os.close(entry)  # or it would be busy
-            os.fchdir(directory)
-            syscalls.umount2(start.name, syscalls.UMOUNT_NOFOLLOW)
+    with talk.bounded("unmount"), caller.alone(talk.seconds):
+        if _look(directory, start.name) != looked:
+            raise OSError(errno.EBUSY, "another mount has come")
+        os.fchdir(directory)
+        syscalls.umount2(start.name, syscalls.UMOUNT_NOFOLLOW | (syscalls.MNT_DETACH if wanted.lazy else 0))
     talk.say(plan.Unmounted())
 
 
-def _unmount_facts(caller: Caller, directory: int, start: plan.StartUnmount) -> tuple[plan.UnmountFacts, int]:
-    """Look the entry up with the caller's rights; return the facts and a descriptor of it, -1 if there is none."""
+def _look(directory: int, name: bytes) -> tuple[int, int]:
+    """Return device number and mount id of an entry, found with the caller's rights. Raises OSError."""
+    entry = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     try:
-        entry = os.open(start.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+        return syscalls.statx_mount(entry)
+    finally:
+        os.close(entry)
+
+
+def _unmount_facts(
+    caller: Caller, directory: int, start: plan.StartUnmount
+) -> tuple[plan.UnmountFacts, tuple[int, int]]:
+    """Return what is on the entry, and the result of looking at it."""
+    try:
+        device, mount_id = _look(directory, start.name)
     except OSError as error:
-        return plan.UnmountFacts(caller.uid, caller.mount_namespace, error.errno or 0, False, 0, False, False), -1
-    device, mount_id = syscalls.statx_mount(entry)
+        facts = plan.UnmountFacts(caller.uid, caller.mount_namespace, error.errno or errno.EIO, False, 0, False, False)
+        return facts, (0, 0)
     facts = plan.UnmountFacts(
         uid=caller.uid,
         mount_namespace=caller.mount_namespace,
@@ -406,7 +473,7 @@ def _unmount_facts(caller: Caller, directory: int, start: plan.StartUnmount) -> 
         dead=start.only_dead and _is_dead(directory, start.name),
         own_fuse=start.only_dead and _is_own_fuse(mount_id, caller.uid),
     )
-    return facts, entry
+    return facts, (device, mount_id)
 
 
 def _is_dead(directory: int, name: bytes) -> bool:
@@ -420,13 +487,10 @@ def _is_dead(directory: int, name: bytes) -> bool:
 
 def _is_own_fuse(mount_id: int, uid: int) -> bool:
     """Whether mountinfo calls the mount a FUSE filesystem of that user (proc_pid_mountinfo(5))."""
-    mountinfo = os.open("self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
-    with open(mountinfo, "rb", buffering=0) as file:
-        for line in file.readall().splitlines():
-            mount, _, superblock = line.partition(b" - ")
-            if mount.startswith(b"%d " % mount_id):
-                filesystem, _, options = superblock.split(b" ", 2)
-                return filesystem.partition(b".")[0] == b"fuse" and b"user_id=%d" % uid in options.split(b",")
+    for found, _, superblock in _mountinfo():
+        if found == mount_id:
+            filesystem, _, options = superblock.split(b" ", 2)
+            return filesystem.partition(b".")[0] == b"fuse" and b"user_id=%d" % uid in options.split(b",")
     return False
 
 

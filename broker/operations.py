@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from types import TracebackType
 from typing import TypeVar
 
@@ -111,11 +112,14 @@ class Operation:
         self._channel.socket.close()
 
     def say(self, record: plan.Record) -> None:
-        """Raises OperationEnded."""
-        try:
+        """Say it, if the child is still there; if not, `hear` tells what it said last."""
+        with suppress(HungUp):
             self._channel.send(plan.dump(record))
-        except HungUp:
-            raise OperationEnded from None
+
+    async def ended(self) -> None:
+        """Return when the child is gone, and with it its hold on the mount, which is busy until then."""
+        with suppress(OperationEnded, OperationFailed):
+            await self.hear()
 
     async def hear(self, seconds: int | None = None) -> plan.Record:
         """Return what the child says, within the time of a step or `seconds`.
@@ -143,10 +147,13 @@ class Operation:
             raise OperationEnded
         return record
 
-    async def undo(self) -> None:
-        """Hang up on purpose, and wait until the child has unmounted again and is gone."""
+    async def undo(self) -> bool:
+        """Hang up on purpose, and wait until the child has unmounted again and is gone; whether it could."""
         self._channel.socket.shutdown(socket.SHUT_WR)
         try:
             await self.hear()
-        except (OperationEnded, OperationFailed):
-            pass
+        except OperationEnded:
+            return True
+        except OperationFailed:
+            return False
+        return True

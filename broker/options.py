@@ -23,14 +23,17 @@ class Refusal(Exception):
 
 @dataclass(frozen=True, slots=True)
 class MountOptions:
-    """What the options ask for, by the names of mount(8). `warnings` are lines for the user."""
+    """What the options ask for, by the names of mount(8).
+
+    `warnings` are lines for the user. `data_length` is how long a string of those options is that mount(2) passes on.
+    """
 
     fsname: bytes | None = None
     subtype: bytes | None = None
     allow_other: bool = False
     default_permissions: bool = False
-    max_read: bytes = b""
-    block_size: bytes = b""
+    max_read: bytes | None = None
+    block_size: bytes | None = None
     auto_unmount: bool = False
     read_only: bool = False
     sync: bool = False
@@ -42,6 +45,7 @@ class MountOptions:
     strictatime: bool = False
     nosymfollow: bool = False
     warnings: tuple[bytes, ...] = field(default=())
+    data_length: int = 0
 
 
 #: The most warnings about one call: a reply has to hold them.
@@ -90,15 +94,21 @@ def parse(text: bytes, *, may_allow_other: bool, where_allowed: bytes, kernel: b
     """
     wanted: dict[str, Any] = {}
     warnings: list[bytes] = []
+    passed_on: list[bytes] = []
     for item in _split(_without_x_options(text)):
         name, equals, value = item.partition(b"=")
         if item in _FLAGS:
             attribute, wished = _FLAGS[item]
             wanted[attribute] = wished
+            if item == b"default_permissions":
+                passed_on.append(item)
         elif equals and name in _ESCAPED:
             wanted[name.decode()] = re.sub(rb"\\(.)", rb"\1", value, flags=re.DOTALL)
         elif equals and name in _VALUES:
-            wanted[_VALUES[name]] = value
+            passed_on.append(item)
+            # The kernel looks at each: a number that it refuses is refused whatever follows.
+            if _is_number(wanted.get(_VALUES[name], b"0")):
+                wanted[_VALUES[name]] = value
         elif item in _IGNORED or (equals and name in _DROPPED):
             pass
         elif item in (b"allow_other", b"allow_root") and not may_allow_other:
@@ -106,6 +116,7 @@ def parse(text: bytes, *, may_allow_other: bool, where_allowed: bytes, kernel: b
             raise Refusal(EPERM, reason, warnings=tuple(warnings))
         elif item == b"allow_other":
             wanted["allow_other"] = True
+            passed_on.append(item)
         elif item == b"blkdev":
             raise Refusal(EPERM, b"option blkdev is privileged", warnings=tuple(warnings))
         elif warning := _warning(item, kernel):
@@ -113,16 +124,13 @@ def parse(text: bytes, *, may_allow_other: bool, where_allowed: bytes, kernel: b
                 warnings.append(warning)
         else:
             raise Refusal(EINVAL, b"unknown option '%b'" % item, warnings=tuple(warnings))
-    return MountOptions(warnings=tuple(warnings), **wanted)
+    return MountOptions(warnings=tuple(warnings), data_length=len(b",".join(passed_on)), **wanted)
 
 
-def _warning(item: bytes, kernel: bytes) -> bytes:
-    """Return what the user is told of an option that is ignored; empty for other options."""
-    if item in _UNSAFE:
-        return b"unsafe option %b ignored" % item
-    if item == b"large_read":
-        return b"note: 'large_read' mount option is deprecated for %b kernels" % kernel
-    return b""
+def _is_number(value: bytes) -> bool:
+    """Whether the kernel takes `value` for a number of 32 bits (kstrtouint() with base 0)."""
+    match = re.fullmatch(rb"\+?(?:0[xX]([0-9a-fA-F]{1,16})|(0[0-7]{0,16})|([1-9][0-9]{0,16}))\n?", value)
+    return match is not None and any(int(digits, base) < 2**32 for base, digits in zip((16, 8, 10), match.groups()) if digits)
 
 
 def _without_x_options(text: bytes) -> bytes:

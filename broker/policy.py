@@ -17,6 +17,8 @@ from broker.plan import MountFacts, MountPlan, UnmountFacts, UnmountPlan
 from broker.registry import Mount
 from fusermount3_proxy.wire import MountRequest, UnmountRequest
 
+#: What mount(2) takes of options that are the filesystem's.
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 _KERNEL = ".".join(os.uname().release.split(".")[:2]).encode()
 
 
@@ -40,9 +42,19 @@ def decide_mount(
         where_allowed=configuration.source,
         kernel=_KERNEL,
     )
-    if b"" in (wanted.fsname, wanted.subtype):
-        raise Refusal(EINVAL, b"mount failed: Invalid argument", warnings=wanted.warnings)
+    _check_what_the_kernel_gets(wanted, facts)
     return _plan(id, request, wanted, facts)
+
+
+def _check_what_the_kernel_gets(wanted: options.MountOptions, facts: MountFacts) -> None:
+    """Raise Refusal for what mount(2) would fail with, although the calls that we use instead would take it."""
+    warnings = wanted.warnings
+    own = b"fd=4,rootmode=%o,user_id=%d,group_id=%d" % (facts.root_mode, facts.uid, facts.gid)
+    too_long = wanted.data_length + len(own) >= _PAGE
+    if too_long:
+        warnings += 2 * (b"mount options too long",)  # fusermount3 tries twice, and says so
+    if too_long or b"" in (wanted.fsname, wanted.subtype, wanted.max_read, wanted.block_size):
+        raise Refusal(EINVAL, b"mount failed: Invalid argument", warnings=warnings)
 
 
 def _check_mountpoint(path: bytes, facts: MountFacts, configuration: Configuration, privileged: bool) -> None:
@@ -78,8 +90,8 @@ def _plan(id: bytes, request: MountRequest, wanted: options.MountOptions, facts:
         subtype=wanted.subtype or b"",
         allow_other=wanted.allow_other,
         default_permissions=wanted.default_permissions,
-        max_read=wanted.max_read,
-        block_size=wanted.block_size,
+        max_read=wanted.max_read or b"",
+        block_size=wanted.block_size or b"",
         read_only=wanted.read_only,
         sync=wanted.sync,
         dirsync=wanted.dirsync,

@@ -1,6 +1,8 @@
 """The sockets on which callers come: handed over by systemd, or made here and removed at the end.
 
-A directory that is made for a socket is marked with an extended attribute, so that only such a one is removed again.
+The directory of such a socket stays, for it is what containers have been given, and a new one of the same name would
+not be seen by them. Other directories that the broker makes it marks with an extended attribute, so that only such a
+one is removed again.
 """
 
 import errno
@@ -17,6 +19,8 @@ from broker.config import Socket
 
 #: Set on directories that the broker made. Users can't set attributes of the trusted namespace (xattr(7)).
 MARK = b"trusted.fusermount3-broker"
+#: Where SELinux keeps the label of a file (xattr(7)).
+SELINUX = b"security.selinux"
 BACKLOG = 4096
 
 
@@ -35,13 +39,12 @@ def inherited() -> list[socket.socket]:
 
 
 class Listeners:
-    """Listening sockets made here. `close` removes them, and the directories that were made for them."""
+    """Listening sockets made here. `close` removes them."""
 
     def __init__(self, wanted: Iterable[Socket]) -> None:
         """Raises SocketError; nothing is left then."""
         self.sockets: list[socket.socket] = []
         self._paths: list[Path] = []
-        self._directories: list[Path] = []
         try:
             for each in wanted:
                 self._listen(each)
@@ -54,11 +57,9 @@ class Listeners:
             listener.close()
         for path in self._paths:
             path.unlink(missing_ok=True)
-        for directory in reversed(self._directories):
-            remove_directory(directory)
 
     def _listen(self, wanted: Socket) -> None:
-        self._directories += make_directory(wanted.path.parent)
+        wanted.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         remove_stale(wanted.path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.sockets.append(listener)
@@ -70,6 +71,8 @@ class Listeners:
         self._paths.append(wanted.path)
         shutil.chown(wanted.path, wanted.owner, wanted.group)
         wanted.path.chmod(wanted.mode)
+        if wanted.selinux_label:
+            xattr.set(wanted.path, SELINUX, wanted.selinux_label.encode())
         listener.listen(BACKLOG)
 
 

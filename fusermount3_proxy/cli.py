@@ -4,12 +4,12 @@ The rules are those of fusermount3(1): silence on success, ``argv[0]`` as it cam
 status 0 if and only if the descriptor was delivered or the filesystem unmounted, else 1.
 """
 
-from posix import close, environ, write
+from posix import close, environ, getuid, write
 from sys import argv
 
 from fusermount3_proxy import FUSERMOUNT_VERSION, client, comm, commandline, mountpoint, wire
 from fusermount3_proxy.commandline import Invocation
-from fusermount3_proxy.failure import Failure
+from fusermount3_proxy.failure import Failure, reason
 
 # Only for the type checker.
 TYPE_CHECKING = False
@@ -95,11 +95,24 @@ def _watch(program: bytes, call: Invocation) -> int:
 
 def _unmount(program: bytes, call: Invocation) -> int:
     place = mountpoint.locate(call.mountpoint)
+    if place.problem or place.path == b"/":
+        return _find_no_mount(call, place)
     request = wire.UnmountRequest(place.path, place.name, call.lazy)
     answer = client.ask(client.socket_path(environ), request, place.directory)
     if not call.quiet:
         _print_reply(program, answer.reply)
     return 1 if answer.reply.errno else 0
+
+
+def _find_no_mount(call: Invocation, place: mountpoint.Place) -> int:
+    """Say what fusermount3 says of a place that nothing can have been mounted on by it. Raises Failure."""
+    if getuid() == 0 and place.problem:
+        raise Failure(b"failed to chdir to %b: %b" % (place.path.rpartition(b"/")[0], reason(place.problem)))
+    if getuid() == 0:
+        raise Failure(b"internal error: invalid abs path: <%b>" % place.path)
+    if not call.quiet:
+        raise Failure(b"entry for %b not found in /etc/mtab" % place.path)
+    return 1
 
 
 def _print_reply(program: bytes, reply: wire.Reply) -> None:

@@ -116,6 +116,10 @@ def ask(path: bytes, request: wire.Request, descriptor: int, patience: float = P
 def commit(answer: Answer) -> None:
     """Tell the broker that the mount is in use. Raises Failure when the broker is gone, and the mount with it."""
     _tell(answer.connection, wire.CommitRequest())
+    try:
+        answer.connection.recv(1)  # the broker hangs up when it has let go of the mount, which is busy until then
+    except OSError:
+        pass
 
 
 def proceed(answer: Answer, still_wanted: "Callable[[], bool]") -> wire.Reply:

@@ -6,6 +6,8 @@ when it is ready to serve, and gets an int of C then: 0 when the filesystem is m
 """
 
 from _socket import MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, SCM_RIGHTS, SOL_SOCKET, socket
+from errno import EBADF, ENOTSOCK
+from posix import strerror
 from sys import byteorder
 
 from fusermount3_proxy.failure import Failure, reason
@@ -21,12 +23,22 @@ def find(argument: bytes | None, environment: dict[bytes, bytes]) -> socket:
     text = argument if argument is not None else environment.get(VARIABLE)
     if text is None:
         raise Failure(b"old style mounting not supported")
-    if not text.isdigit() or len(text) > 9:
-        raise Failure(b"invalid %b: %b" % (VARIABLE, text))
+    number = _number(text)
     try:
-        return socket(fileno=int(text))
-    except OSError:
-        raise Failure(b"file descriptor %b is not a socket, can't send fuse fd" % text) from None
+        return socket(fileno=number)
+    except (OSError, OverflowError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno == ENOTSOCK:
+            raise Failure(b"file descriptor %d is not a socket, can't send fuse fd" % number) from None
+        raise Failure(b"fstat of comm fd %d failed: %b" % (number, strerror(EBADF).encode())) from None
+
+
+def _number(text: bytes) -> int:
+    """Return what strtol(3) reads in the whole of `text`. Raises Failure."""
+    digits = text.lstrip(b" \t\n\v\f\r")
+    sign, digits = (digits[:1], digits[1:]) if digits[:1] in (b"+", b"-") else (b"", digits)
+    if not digits.isdigit() or len(digits.lstrip(b"0")) > 18:
+        raise Failure(b"invalid %b: %b" % (VARIABLE, text))
+    return int(sign + digits)
 
 
 def send(comm: socket, descriptor: int) -> None:

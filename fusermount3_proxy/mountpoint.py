@@ -5,6 +5,7 @@ caller's to write) is decided there; here a path is looked up, as fusermount3 do
 resolved, the last component is kept as it is.
 """
 
+from errno import EINVAL
 from posix import (
     O_CLOEXEC,
     O_DIRECTORY,
@@ -14,20 +15,25 @@ from posix import (
     getcwdb,
     getuid,
     open,
+    readlink,
 )
 
 from fusermount3_proxy.failure import Failure, reason
 
 
 class Place:
-    """A directory entry: the directory, opened O_PATH; the entry's name; the resolved path, for messages."""
+    """A directory entry: the directory, opened O_PATH; the entry's name; the resolved path, for messages.
 
-    __slots__ = ("directory", "name", "path")
+    Where the directory can't be entered, `problem` says why, and it is not open: nothing is to be found there.
+    """
 
-    def __init__(self, directory: int, name: bytes, path: bytes) -> None:
+    __slots__ = ("directory", "name", "path", "problem")
+
+    def __init__(self, directory: int, name: bytes, path: bytes, problem: OSError | None = None) -> None:
         self.directory = directory
         self.name = name
         self.path = path
+        self.problem = problem
 
 
 def locate(path: bytes) -> Place:
@@ -37,12 +43,8 @@ def locate(path: bytes) -> Place:
     """
     if not path:
         raise Failure(b"invalid mountpoint ''")
-    directory, _, name = path.rstrip(b"/").rpartition(b"/")
     try:
-        if name in (b"", b".", b".."):
-            return _locate_directory(path)
-        above = _enter(directory + b"/" if directory or path.startswith(b"/") else b".")
-        return Place(above, name, getcwdb().rstrip(b"/") + b"/" + name)
+        return _locate(path)
     except OSError as error:
         raise Failure(b"bad mount point %b: %b" % (path, reason(error))) from None
 
@@ -55,9 +57,39 @@ def pin(place: Place) -> int:
     """
     flags = O_PATH | O_CLOEXEC | (O_NOFOLLOW if getuid() else 0)
     try:
+        if place.problem:
+            raise place.problem
         return open(place.name, flags, dir_fd=place.directory)
     except OSError as error:
         raise Failure(b"failed to access mountpoint %b: %b" % (place.path, reason(error))) from None
+
+
+def _locate(path: bytes) -> Place:
+    """As `locate`. Raises OSError."""
+    directory, slash, name = path.rstrip(b"/").rpartition(b"/")
+    if name in (b"", b".", b".."):
+        return _locate_directory(path)
+    try:
+        above = _enter(directory + slash or b".")
+        return Place(above, name, getcwdb().rstrip(b"/") + b"/" + name)
+    except (NotADirectoryError, PermissionError) as error:
+        if not directory:
+            raise
+        return Place(-1, name, _resolve(directory) + b"/" + name, error)
+
+
+def _resolve(path: bytes) -> bytes:
+    """Return the path of what exists and can't be entered, without symbolic links. Raises OSError."""
+    while True:
+        place = _locate(path)
+        if place.problem:
+            raise place.problem
+        try:
+            path = readlink(place.name)
+        except OSError as error:
+            if error.errno != EINVAL:
+                raise
+            return place.path
 
 
 def _locate_directory(path: bytes) -> Place:

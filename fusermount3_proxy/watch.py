@@ -56,6 +56,8 @@ def unmount_dead(path: bytes, mount: bytes) -> int:
     try:
         while True:
             place = mountpoint.locate(path)
+            if place.problem:
+                return 0
             request = wire.UnmountRequest(path, place.name, only_dead=True, mount=mount)
             answer = client.ask(socket_path, request, place.directory, PATIENCE)
             if answer.reply.errno != ETIMEDOUT:  # it hangs: a process that the FUSE program left holds it open

@@ -89,14 +89,17 @@ def settle(broker: Broker) -> None:
 
 @contextlib.contextmanager
 def nothing_left(broker: Broker, seconds: float = 10) -> Iterator[None]:
-    """Check that the broker holds the same after the block as before, and that the host has no new FUSE mount."""
+    """Check that the broker holds the same after the block as before, that the host has no new FUSE mount, and that
+    the broker has met nothing that its authors did not expect."""
     before, mounts_before = Footprint.of(broker), fuse_mounts_of_host()
+    errors = len(broker.records("internal error"))
     yield
     give_up = time.monotonic() + seconds
     while (after := Footprint.of(broker)) != before and time.monotonic() < give_up:
         time.sleep(0.05)  # an operation that was given up ends a moment after its caller
     assert after == before, broker.log.read_text()
     assert fuse_mounts_of_host() == mounts_before
+    assert broker.records("internal error")[errors:] == []
 
 
 def fuse_mounts_of_host() -> list[Mount]:
@@ -165,15 +168,28 @@ def start(broker: Broker) -> Iterator[Start]:
 
 @pytest.fixture
 def run_broker() -> Iterator[RunBroker]:
-    """Runs a broker of the test's own. Its socket's directory is there before it, as a volume's source must be."""
+    """Runs a broker of the test's own. Its socket's directory is there before it, as a volume's source must be.
+
+    When the test has ended it must have no mounts, and when it has been stopped, no process of it may be left.
+    """
+    mounts_before = fuse_mounts_of_host()
+    brokers: list[Broker] = []
+    family: list[psutil.Process] = []
     with contextlib.ExitStack() as stack:
 
         def run_broker(configuration: str = "") -> Broker:
             broker = Broker(configuration)
             broker.socket.parent.mkdir()
-            return stack.enter_context(broker)
+            brokers.append(stack.enter_context(broker))
+            return broker
 
         yield run_broker
+        for broker in brokers:
+            family += psutil.Process(broker.process.pid).children(recursive=True)
+            assert Footprint.of(broker).mounts == ()
+            assert broker.records("internal error") == []
+    wait_until(lambda: not any(process.is_running() for process in family))
+    assert fuse_mounts_of_host() == mounts_before
 
 
 def wait_until(true: Callable[[], object], seconds: float = 15) -> None:

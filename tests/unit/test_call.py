@@ -90,8 +90,10 @@ class Scene:
         assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
 
     def request(self, request: wire.Request, descriptors: int | None = None) -> None:
-        attached = [0] * (request.DESCRIPTORS if descriptors is None else descriptors)
+        pinned = os.open("/", os.O_PATH)
+        attached = [pinned] * (request.DESCRIPTORS if descriptors is None else descriptors)
         self.caller.send(wire.encode_request(request), attached)
+        os.close(pinned)
 
     async def answer(self) -> Reply:
         data, descriptors = await self.caller.receive()
@@ -103,6 +105,11 @@ class Scene:
             await asyncio.sleep(0)
         data, _ = await self.mounter.children[-1].receive()
         return plan.load(data)
+
+    async def child_keeps(self) -> None:
+        """Be the child that is told to keep the mount, and ends."""
+        assert await self.child_hears() == Keep()
+        self.mounter.children[-1].socket.close()
 
     def child_says(self, record: plan.Record) -> None:
         self.mounter.children[-1].send(plan.dump(record))
@@ -139,7 +146,7 @@ def test_a_mount_that_is_committed_is_kept(scene: Scene) -> None:
         assert (wanted.uid, wanted.source, wanted.subtype) == (1000, b"s", b"sshfs")
         scene.mounted()
         scene.request(CommitRequest())
-        assert await scene.child_hears() == Keep()
+        await scene.child_keeps()
 
     scene.play(act)
     (mount,) = scene.registry
@@ -175,13 +182,39 @@ def test_a_mount_that_is_not_committed_is_rolled_back(scene: Scene, last_word: s
     assert scene.last_record["message"].startswith("mount rolled back")
 
 
+def test_a_mount_that_cannot_be_rolled_back_is_kept_in_mind(scene: Scene) -> None:
+    async def act() -> None:
+        scene.request(MountRequest(b"/mnt", b""))
+        await scene.agree()
+        scene.mounted()
+        scene.caller.socket.close()
+        with pytest.raises(HungUp):
+            await scene.child_hears()
+        scene.child_says(Failed(errno.EBUSY, b"roll back"))
+
+    scene.play(act)
+    assert len(scene.registry) == 1, "its owner can unmount it when nothing lies on it any more"
+    assert scene.last_record["message"].startswith("mount not rolled back")
+
+
+def test_a_descriptor_that_could_be_used_is_not_taken(scene: Scene) -> None:
+    """O_PATH proves nothing, but what comes without it was opened by mistake, and asked a filesystem."""
+
+    async def act() -> None:
+        scene.caller.send(wire.encode_request(MountRequest(b"/mnt", b"")), [0])
+        answer = await scene.answer()
+        assert (answer.errno, b"O_PATH" in answer.text) == (errno.EBADMSG, True)
+
+    scene.play(act)
+
+
 def test_a_name_that_is_not_utf_8_is_a_name(scene: Scene) -> None:
     async def act() -> None:
         scene.request(MountRequest(b"/\xff", b"fsname=\xff,subtype=\xff"))
         await scene.agree()
         scene.mounted()
         scene.request(CommitRequest())
-        assert await scene.child_hears() == Keep()
+        await scene.child_keeps()
 
     scene.play(act)
     assert len(scene.registry) == 1
@@ -318,7 +351,7 @@ def mount_one(scene: Scene) -> None:
         await scene.agree()
         scene.mounted()
         scene.request(CommitRequest())
-        await scene.child_hears()
+        await scene.child_keeps()
 
     scene.play(act)
     assert len(scene.registry) == 1
