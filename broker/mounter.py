@@ -6,9 +6,8 @@ namespaces and takes the caller's identity from the kernel; it tells the front w
 decided, or nothing. Children are forked before they are needed because a process is slow after fork(2): each page that
 it touches for the first time is a fault. So they also rehearse.
 
-Whatever could block for ever, such as a path on a hung filesystem, is bounded by an alarm whose signal kills the
-child. From the moment a mount is attached until the front says `Keep`, nothing kills the child but
-its own rollback.
+Whatever could block for ever, such as a path on a hung filesystem, is bounded by an alarm whose signal kills the child.
+From the moment a mount is attached until the front says `Keep`, no alarm is set but that of the rollback.
 
 Once the child has joined a foreign mount namespace, every file of the machine is the caller's. So the modules are
 imported before, nothing is imported after, and the only paths used are relative to descriptors opened before.
@@ -26,7 +25,7 @@ import struct
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from broker import filesystem, plan, syscalls
 from broker.plan import Record
@@ -58,7 +57,7 @@ def main(control: socket.socket) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the front decides when to end, and hangs up
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children say all in their conversation; the kernel reaps them
-    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)  # nobody else of the same uid may look into a process of the mounter
+    _hide()
     os.setgroups([])
     opened = Descriptors()
     control.sendmsg([b"ready"], [_rights(opened.fusectl)])
@@ -83,6 +82,11 @@ def main(control: socket.socket) -> None:
             spares.add(spare)
 
 
+def _hide() -> None:
+    """Have nobody of the same uid look into this process, neither its memory nor its descriptors (ptrace(2))."""
+    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
+
+
 def _fork_spare(control: socket.socket, opened: Descriptors) -> int:
     """Fork a child, and return the reading end of a pipe that hangs up when the child is no spare any more.
 
@@ -100,7 +104,8 @@ def _fork_spare(control: socket.socket, opened: Descriptors) -> int:
             os.close(spare)
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _rehearse(opened)
+            with suppress(OSError):  # a kernel may dislike what is only a rehearsal
+                _rehearse(opened)
             if started := _receive_start(control):
                 os.close(busy)
                 control.close()
@@ -321,6 +326,7 @@ class Caller:
         # Root of a container may look into its users' directories, as the helper's root does.
         look = (syscalls.CAP_DAC_READ_SEARCH,) if self.uid == 0 else ()
         syscalls.capset(syscalls.CAP_SYS_ADMIN, *look)
+        _hide()  # a change of ids undoes it, where fs.suid_dumpable says so
 
     def hand_over(self, wanted: plan.MountPlan) -> None:
         """Send the device to the caller. Raises HungUp when the caller is gone."""
@@ -462,7 +468,7 @@ def _unmount_facts(
     try:
         device, mount_id = _look(directory, start.name)
     except OSError as error:
-        facts = plan.UnmountFacts(caller.uid, caller.mount_namespace, error.errno or errno.EIO, False, 0, False, False)
+        facts = plan.UnmountFacts(caller.uid, caller.mount_namespace, error.errno or errno.EIO, False, 0, False)
         return facts, (0, 0)
     facts = plan.UnmountFacts(
         uid=caller.uid,
@@ -470,8 +476,7 @@ def _unmount_facts(
         access_errno=0,
         mounted=mount_id != syscalls.statx_mount(directory)[1],
         device=device,
-        dead=start.only_dead and _is_dead(directory, start.name),
-        own_fuse=start.only_dead and _is_own_fuse(mount_id, caller.uid),
+        dead=start.only_dead and _is_own_fuse(mount_id, caller.uid) and _is_dead(directory, start.name),
     )
     return facts, (device, mount_id)
 

@@ -23,10 +23,7 @@ class Refusal(Exception):
 
 @dataclass(frozen=True, slots=True)
 class MountOptions:
-    """What the options ask for, by the names of mount(8).
-
-    `warnings` are lines for the user. `data_length` is how long a string of those options is that mount(2) passes on.
-    """
+    """What the options ask for, by the names of mount(8). `warnings` are lines for the user."""
 
     fsname: bytes | None = None
     subtype: bytes | None = None
@@ -45,7 +42,6 @@ class MountOptions:
     strictatime: bool = False
     nosymfollow: bool = False
     warnings: tuple[bytes, ...] = field(default=())
-    data_length: int = 0
 
 
 #: The most warnings about one call: a reply has to hold them.
@@ -83,6 +79,10 @@ _VALUES = {b"max_read": "max_read", b"blksize": "block_size"}
 _UNSAFE = frozenset([b"suid", b"dev"])
 #: Options in whose value a backslash protects the next character.
 _ESCAPED = frozenset([b"fsname", b"subtype"])
+#: The other options that do.
+_PASSED_ON = frozenset([b"allow_other", b"default_permissions"])
+_NUMBER = re.compile(rb"\+?(?:0[xX](?P<_16>[0-9a-fA-F]{1,16})|(?P<_8>0[0-7]{0,16})|(?P<_10>[1-9][0-9]{0,16}))\n?")
+_BASES = ("_16", "_8", "_10")
 _ITEM = re.compile(rb"(?:fsname|subtype)=(?:\\.|[^,])*|[^,]*", re.DOTALL)
 
 
@@ -94,18 +94,14 @@ def parse(text: bytes, *, may_allow_other: bool, where_allowed: bytes, kernel: b
     """
     wanted: dict[str, Any] = {}
     warnings: list[bytes] = []
-    passed_on: list[bytes] = []
     for item in _split(_without_x_options(text)):
         name, equals, value = item.partition(b"=")
         if item in _FLAGS:
             attribute, wished = _FLAGS[item]
             wanted[attribute] = wished
-            if item == b"default_permissions":
-                passed_on.append(item)
-        elif equals and name in _ESCAPED:
+            elif equals and name in _ESCAPED:
             wanted[name.decode()] = re.sub(rb"\\(.)", rb"\1", value, flags=re.DOTALL)
         elif equals and name in _VALUES:
-            passed_on.append(item)
             # The kernel looks at each: a number that it refuses is refused whatever follows.
             if _is_number(wanted.get(_VALUES[name], b"0")):
                 wanted[_VALUES[name]] = value
@@ -116,7 +112,6 @@ def parse(text: bytes, *, may_allow_other: bool, where_allowed: bytes, kernel: b
             raise Refusal(EPERM, reason, warnings=tuple(warnings))
         elif item == b"allow_other":
             wanted["allow_other"] = True
-            passed_on.append(item)
         elif item == b"blkdev":
             raise Refusal(EPERM, b"option blkdev is privileged", warnings=tuple(warnings))
         elif warning := _warning(item, kernel):
@@ -124,19 +119,34 @@ def parse(text: bytes, *, may_allow_other: bool, where_allowed: bytes, kernel: b
                 warnings.append(warning)
         else:
             raise Refusal(EINVAL, b"unknown option '%b'" % item, warnings=tuple(warnings))
-    return MountOptions(warnings=tuple(warnings), data_length=len(b",".join(passed_on)), **wanted)
+    return MountOptions(warnings=tuple(warnings), **wanted)
+
+
+def _warning(item: bytes, kernel: bytes) -> bytes:
+    """Return what the user is told of an option that is ignored; empty for other options."""
+    if item in _UNSAFE:
+        return b"unsafe option %b ignored" % item
+    if item == b"large_read":
+        return b"note: 'large_read' mount option is deprecated for %b kernels" % kernel
+    return b""
+
+
+def kernel_data(text: bytes) -> bytes:
+    """Return those options of `text` that the kernel gets as one string, where mount(2) is used."""
+    items = _split(_without_x_options(text))
+    return b",".join(item for item in items if item in _PASSED_ON or item.partition(b"=")[0] in _VALUES)
 
 
 def _is_number(value: bytes) -> bool:
     """Whether the kernel takes `value` for a number of 32 bits (kstrtouint() with base 0)."""
-    match = re.fullmatch(rb"\+?(?:0[xX]([0-9a-fA-F]{1,16})|(0[0-7]{0,16})|([1-9][0-9]{0,16}))\n?", value)
-    return match is not None and any(int(digits, base) < 2**32 for base, digits in zip((16, 8, 10), match.groups()) if digits)
+    match = _NUMBER.fullmatch(value)
+    return match is not None and any(int(match[base], int(base[1:])) < 2**32 for base in _BASES if match[base])
 
 
 def _without_x_options(text: bytes) -> bytes:
     """Drop what begins with ``x-``, which is meant for user space. Escapes are not seen here, as in fusermount3."""
-    items = text.removeprefix(b",").split(b",")
-    return b",".join(item for item in items if not item.startswith(b"x-"))
+    items = (item for item in text.split(b",") if not item.startswith(b"x-"))
+    return b",".join(items).lstrip(b",")
 
 
 def _split(text: bytes) -> Iterator[bytes]:

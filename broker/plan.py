@@ -129,8 +129,8 @@ class Keep(NamedTuple):
 class UnmountFacts(NamedTuple):
     """Who asks, and what is on the entry: the minor device number of its superblock, if it is a mountpoint at all.
 
-    `access_errno` is 0, or why the caller can't look at it; the rest then says nothing. `dead` (nobody serves it) and
-    `own_fuse` (a FUSE filesystem with the caller's user_id) are looked up only if the start record asks for it.
+    `access_errno` is 0, or why the caller can't look at it; the rest then says nothing. `dead`: it is a FUSE filesystem
+    with the caller's user_id that nobody serves; looked up only if the start record asks for it.
     """
 
     uid: int
@@ -139,7 +139,6 @@ class UnmountFacts(NamedTuple):
     mounted: bool
     device: int
     dead: bool
-    own_fuse: bool
 
 
 class UnmountPlan(NamedTuple):

@@ -42,15 +42,15 @@ def decide_mount(
         where_allowed=configuration.source,
         kernel=_KERNEL,
     )
-    _check_what_the_kernel_gets(wanted, facts)
+    _check_what_the_kernel_gets(request, wanted, facts)
     return _plan(id, request, wanted, facts)
 
 
-def _check_what_the_kernel_gets(wanted: options.MountOptions, facts: MountFacts) -> None:
+def _check_what_the_kernel_gets(request: MountRequest, wanted: options.MountOptions, facts: MountFacts) -> None:
     """Raise Refusal for what mount(2) would fail with, although the calls that we use instead would take it."""
     warnings = wanted.warnings
     own = b"fd=4,rootmode=%o,user_id=%d,group_id=%d" % (facts.root_mode, facts.uid, facts.gid)
-    too_long = wanted.data_length + len(own) >= _PAGE
+    too_long = len(options.kernel_data(request.options) + own) + 1 >= _PAGE - 1
     if too_long:
         warnings += 2 * (b"mount options too long",)  # fusermount3 tries twice, and says so
     if too_long or b"" in (wanted.fsname, wanted.subtype, wanted.max_read, wanted.block_size):
@@ -133,6 +133,5 @@ def _check_dead(request: UnmountRequest, facts: UnmountFacts, mount: Mount | Non
     """
     if not facts.mounted or not facts.dead:
         raise Refusal(EBUSY, b"%b is no dead mount" % request.mountpoint)
-    watched = facts.own_fuse if not request.mount else mount is not None and mount.request.encode() == request.mount
-    if not watched:
+    if request.mount and (mount is None or mount.request.encode() != request.mount):
         raise Refusal(EPERM, b"%b is not the mount that was watched" % request.mountpoint)

@@ -357,9 +357,7 @@ def mount_one(scene: Scene) -> None:
     assert len(scene.registry) == 1
 
 
-UNMOUNT_FACTS = UnmountFacts(
-    uid=1000, mount_namespace=NAMESPACE, access_errno=0, mounted=True, device=5, dead=False, own_fuse=False
-)
+UNMOUNT_FACTS = UnmountFacts(uid=1000, mount_namespace=NAMESPACE, access_errno=0, mounted=True, device=5, dead=False)
 
 
 def test_a_caller_unmounts_its_own(scene: Scene) -> None:

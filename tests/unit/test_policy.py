@@ -250,7 +250,7 @@ MOUNT = Mount(
     mounted_at=1.0,
     request="r",
 )
-THERE = UnmountFacts(uid=1000, mount_namespace=7, access_errno=0, mounted=True, device=5, dead=False, own_fuse=False)
+THERE = UnmountFacts(uid=1000, mount_namespace=7, access_errno=0, mounted=True, device=5, dead=False)
 NO_ENTRY = (errno.EPERM, "entry for /m not found in /etc/mtab")
 
 
@@ -308,12 +308,11 @@ NOT_WATCHED = (errno.EPERM, "/m is not the mount that was watched")
         (b"r", {"dead": False, "uid": 0}, MOUNT, NOT_DEAD),
         (b"r", {"dead": True, "mounted": False}, None, NOT_DEAD),
         (b"r", {"dead": True}, replace(MOUNT, request="another"), NOT_WATCHED),
-        (b"r", {"dead": True, "own_fuse": True}, None, NOT_WATCHED),
-        (b"r", {"dead": True, "own_fuse": True}, replace(MOUNT, namespace=MountNamespace(8)), NOT_WATCHED),
-        (b"", {"dead": True, "own_fuse": True}, None, None),
-        (b"", {"dead": True, "own_fuse": True}, MOUNT, None),
-        (b"", {"dead": True, "own_fuse": False}, None, NOT_WATCHED),
-        (b"", {"dead": False, "own_fuse": True}, None, NOT_DEAD),
+        (b"r", {"dead": True}, None, NOT_WATCHED),
+        (b"r", {"dead": True}, replace(MOUNT, namespace=MountNamespace(8)), NOT_WATCHED),
+        (b"", {"dead": True}, None, None),
+        (b"", {"dead": True}, MOUNT, None),
+        (b"", {"dead": False}, None, NOT_DEAD),
     ],
     ids=lambda value: value.request if isinstance(value, Mount) else None,
 )
