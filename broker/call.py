@@ -6,7 +6,6 @@ mounter) is closed when it ends, however it ends, and a mount that was not commi
 """
 
 import asyncio
-import fcntl
 import os
 import secrets
 import stat
@@ -16,20 +15,22 @@ from contextlib import ExitStack, contextmanager, suppress
 from errno import EBADMSG, EIO, ETIMEDOUT
 
 from broker import log, policy
-from broker.channel import Channel, HungUp, close_all
+from broker.channel import Channel, HungUp
 from broker.front import Front
-from broker.operations import MounterFailed, Operation, OperationEnded, OperationFailed
+from broker.operations import MounterFailed, Operation, OperationEnded, OperationFailed, OperationRefused
 from broker.options import Refusal
 from broker.peer import Peer, PeerGone, describe, identify
 from broker.plan import (
     Ask,
     HandedOver,
     Keep,
+    Kept,
     Mounted,
     MountFacts,
     MountPlan,
     Proceed,
     Record,
+    RolledBack,
     StartMount,
     StartUnmount,
     Unmounted,
@@ -65,6 +66,8 @@ async def serve(front: Front, channel: Channel) -> None:
             call.refuse(Refusal(EIO, b"the broker's mounter can't be started"))
         except (HungUp, PeerGone):
             call.decided(log.INFO, "caller went away")
+        finally:
+            call.hang_up()
 
 
 class Call:
@@ -88,33 +91,30 @@ class Call:
             raise Refusal(error.errno or EIO, f"the broker can't identify its caller: {error}".encode()) from None
         self.held.callback(os.close, peer.pidfd)
         self._known |= {"caller_uid": peer.uid, "caller_gid": peer.gid, "caller_pid": peer.pid}
-        request, pinned = await self._receive_request()
+        request = await self._read_request()
         self._operation = request.OPERATION
         self._known["mountpoint"] = request.mountpoint
         if isinstance(request, MountRequest):
             self._known["options"] = request.options
-            await self._mount(peer, request, pinned)
+            await self._mount(peer, request)
         else:
-            await self._unmount(peer, request, pinned)
+            await self._unmount(peer, request)
 
-    async def _receive_request(self) -> tuple[MountRequest | UnmountRequest, int]:
-        """Return the request and the descriptor that it pins, which is closed with the call."""
+    async def _read_request(self) -> MountRequest | UnmountRequest:
+        """Return the request, which the mounter's child is to take with what came with it."""
         try:
             async with asyncio.timeout(self._front.configuration.deadlines.request):
-                data, descriptors = await self._channel.receive()
+                data = await self._channel.peek()
         except TimeoutError:
             raise Refusal(ETIMEDOUT, b"no request came in time") from None
-        self.held.callback(close_all, descriptors)
-        request = wire.decode_request(data, len(descriptors))
+        request = wire.decode_request(data)
         if not isinstance(request, MountRequest | UnmountRequest):
             raise ProtocolError(EBADMSG, f"'{request.OPERATION}' before a mount")
-        if not fcntl.fcntl(descriptors[0], fcntl.F_GETFL) & os.O_PATH:
-            raise ProtocolError(EBADMSG, "the file descriptor was not opened with O_PATH")
-        return request, descriptors[0]
+        return request
 
-    def _begin(self, peer: Peer, start: StartMount | StartUnmount, pinned: int) -> Operation:
+    def _begin(self, peer: Peer, start: StartMount | StartUnmount) -> Operation:
         """Have the mounter begin; the operation ends with the call at the latest. Raises MounterFailed."""
-        operation = self._front.mounter.begin(start, self._channel.socket, peer.pidfd, pinned)
+        operation = self._front.mounter.begin(start, self._channel.socket, peer.pidfd)
         return self.held.enter_context(operation)
 
     def _describe(self, peer: Peer) -> None:
@@ -124,14 +124,18 @@ class Call:
 
     # Mounting --------------------------------------------------------------------------------------------------
 
-    async def _mount(self, peer: Peer, request: MountRequest, mountpoint: int) -> None:
+    async def _mount(self, peer: Peer, request: MountRequest) -> None:
         """Mount in the caller's namespaces, and keep the mount once the descriptor has arrived where it belongs."""
         start = StartMount(self._front.configuration.deadlines.operation)
-        operation = self._begin(peer, start, mountpoint)
-        with _explained(b"mount failed", request.mountpoint):
+        self._front.mounting += 1
+        self.held.callback(self._front.ends_mounting)
+        operation = self._begin(peer, start)
+        with _explained(b"mount failed", request):
             plan, said = await self._agree(peer, request, operation)
             if isinstance(said, HandedOver):
                 said = await self._proceed(operation)
+        if isinstance(said, RolledBack):
+            raise HungUp
         if not isinstance(said, Mounted):
             raise Refusal(EIO, b"mount failed: Input/output error")
         self._tell_foreign_pids(said)
@@ -141,13 +145,14 @@ class Call:
         if await self._committed():
             self._front.registry.add(mount)
             operation.say(Keep())  # a child that was killed can't undo the mount: it stays all the same
-            await operation.ended()
+            with suppress(OperationEnded, OperationFailed):
+                await operation.expect(Kept)
             self.decided(log.INFO, "mounted", device=mount.device, type=mount.type, source=mount.source)
         elif await operation.undo():
             self.decided(log.NOTICE, "rolled back: the caller did not take the mount")
         else:
-            self._front.registry.add(mount)  # so that its owner can unmount it when it is uncovered
-            self.decided(log.WARNING, "not rolled back: another mount lies on it", device=mount.device)
+            self._front.registry.add(mount)  # so that its owner can unmount it
+            self.decided(log.WARNING, "not rolled back: it is covered, or its guardian was killed", device=mount.device)
 
     async def _agree(self, peer: Peer, request: MountRequest, operation: Operation) -> tuple[MountPlan, Record]:
         """Agree on a plan with the mounter's child; return it, and what the child says when it has begun.
@@ -164,7 +169,8 @@ class Call:
             raise OperationEnded
         self._front.usual_filesystem = said.filesystem
         limit = self._front.configuration.mount_max
-        live = self._front.registry.count(MountNamespace(said.mount_namespace), limit)
+        others = self._front.mounting - 1  # in whatever namespace: they are counted before they are there
+        live = self._front.registry.count(MountNamespace(said.mount_namespace), limit - others) + others
         plan = policy.decide_mount(self.id.encode(), request, said, live, self._front.configuration)
         operation.say(plan)
         return plan, await operation.hear()
@@ -172,7 +178,7 @@ class Call:
     def _guess(self, peer: Peer, request: MountRequest) -> MountPlan | None:
         """Return the plan that is right if the caller and its mountpoint are as most are; see `plan`."""
         configuration = self._front.configuration
-        if len(self._front.registry) >= configuration.mount_max >= 0:
+        if len(self._front.registry) + self._front.mounting > configuration.mount_max >= 0:
             return None  # the facts say how many are the caller's
         usual = MountFacts(
             uid=peer.uid,
@@ -217,9 +223,7 @@ class Call:
         """Whether the caller's next message, in time, is of that kind."""
         try:
             async with asyncio.timeout(seconds):
-                data, descriptors = await self._channel.receive()
-            close_all(descriptors)
-            return isinstance(wire.decode_request(data, len(descriptors)), kind)
+                return isinstance(wire.decode_request(await self._channel.peek()), kind)
         except (HungUp, TimeoutError, ProtocolError):
             return False
 
@@ -227,7 +231,7 @@ class Call:
         device = Device(mounted.device)
         return Mount(
             device=device,
-            born=self._front.registry.born(device),
+            connection=self._front.registry.connection(device),
             namespace=MountNamespace(mounted.mount_namespace),
             uid=plan.uid,
             pid=peer.pid,
@@ -251,12 +255,12 @@ class Call:
 
     # Unmounting ------------------------------------------------------------------------------------------------
 
-    async def _unmount(self, peer: Peer, request: UnmountRequest, directory: int) -> None:
+    async def _unmount(self, peer: Peer, request: UnmountRequest) -> None:
         start = StartUnmount(self._front.configuration.deadlines.operation, request.name, request.only_dead)
-        operation = self._begin(peer, start, directory)
+        operation = self._begin(peer, start)
         self._describe(peer)
         registry = self._front.registry
-        with _explained(b"failed to unmount %b" % request.mountpoint, request.mountpoint):
+        with _explained(b"failed to unmount %b" % request.mountpoint, request):
             facts = await operation.expect(UnmountFacts)
             device = Device(facts.device)
             mount = registry.find(device) if facts.mounted else None
@@ -275,6 +279,15 @@ class Call:
             reply = Reply(self.id.encode(), refusal.errno, refusal.text[:_LONGEST_TEXT], refusal.warnings)
             self._channel.send(wire.encode_reply(reply))
 
+    def hang_up(self) -> None:
+        """End the connection; what the caller said that nobody wanted goes to somebody who may take long to lose it."""
+        if not self._channel.shut():
+            return
+        try:
+            self._front.mounter.dismiss(self._channel.socket)
+        except MounterFailed as error:
+            self._front.log(log.ERROR, str(error))
+
     def decided(self, priority: int, result: str, **fields: log.Value) -> None:
         """Write the one record of the call."""
         self._front.requests[f"{self._operation} {result.partition(':')[0]}"] += 1
@@ -284,15 +297,20 @@ class Call:
 
 
 @contextmanager
-def _explained(prefix: bytes, mountpoint: bytes) -> Iterator[None]:
+def _explained(prefix: bytes, request: MountRequest | UnmountRequest) -> Iterator[None]:
     """Turn the failure of an operation into the refusal that the user reads; `prefix` says what failed."""
     begun = time.monotonic()
     try:
         yield
     except OperationFailed as error:
         if error.step == "access mountpoint":
-            prefix = b"failed to access mountpoint %b" % mountpoint
+            prefix = b"failed to access mountpoint %b" % request.mountpoint
         raise Refusal(error.errno, b"%b: %b" % (prefix, os.strerror(error.errno).encode())) from None
+    except OperationRefused as error:
+        if error.descriptors == 1:
+            raise ProtocolError(EBADMSG, "the file descriptor was not opened with O_PATH") from None
+        came = f"'{request.OPERATION}' takes 1 file descriptors, {error.descriptors} came"
+        raise ProtocolError(EBADMSG, came) from None
     except OperationEnded:  # by its alarm, if it took that long
         problem = ETIMEDOUT if time.monotonic() - begun > 0.9 else EIO
         raise Refusal(problem, b"%b: %b" % (prefix, os.strerror(problem).encode())) from None

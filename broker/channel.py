@@ -1,9 +1,13 @@
-"""SOCK_SEQPACKET sockets in the event loop: whole records with their descriptors, in and out."""
+"""SOCK_SEQPACKET sockets in the event loop, for whole records.
+
+The front takes no descriptor from anybody. Closing one can take for ever (a file of a FUSE filesystem is flushed, a
+socket may linger, a mount that was detached ends with it), and even a descriptor that was not asked for has to be
+closed by whoever takes the record that it came with. So what a caller says is only looked at here; the mounter's
+child takes it.
+"""
 
 import asyncio
-import os
 import socket
-from collections.abc import Sequence
 from types import TracebackType
 
 from fusermount3_proxy import wire
@@ -28,16 +32,18 @@ class Channel:
     ) -> None:
         self.socket.close()
 
-    async def receive(self) -> tuple[bytes, list[int]]:
-        """Return the next record and its descriptors, which are the caller's to close.
+    async def receive(self) -> bytes:
+        """Return the next record. Raises HungUp, and ProtocolError for a record that is too long."""
+        return await self._next(0)
 
-        Raises HungUp, and ProtocolError for a record that did not fit; its descriptors are closed then.
-        """
+    async def peek(self) -> bytes:
+        """Return the next record, and leave it where it is; raises as `receive` does."""
+        return await self._next(socket.MSG_PEEK)
+
+    async def _next(self, how: int) -> bytes:
         while True:
             try:
-                data, ancillary, flags, _ = self.socket.recvmsg(
-                    wire.MAX_MESSAGE, wire.ANCILLARY_SPACE, socket.MSG_CMSG_CLOEXEC
-                )
+                data, _, flags, _ = self.socket.recvmsg(wire.MAX_MESSAGE, 0, how)
                 break
             except BlockingIOError:
                 await self._readable()
@@ -45,30 +51,37 @@ class Channel:
                 pass  # reported once: the peer went without reading all of ours, and what it said is still to come
             except OSError:
                 raise HungUp from None
-        descriptors = wire.descriptors(ancillary)
-        try:
-            wire.check_whole(flags)
-        except wire.ProtocolError:
-            close_all(descriptors)
-            raise
+        wire.check_whole(flags & socket.MSG_TRUNC)
         if not data:
-            close_all(descriptors)
             raise HungUp
-        return data, descriptors
+        return data
 
-    def send(self, record: bytes, descriptors: Sequence[int] = ()) -> None:
+    async def closed(self) -> None:
+        """Return when the peer has closed its end and nothing of what it said is left to be taken."""
+        while True:
+            try:
+                await self.peek()
+            except HungUp:
+                return
+            await asyncio.sleep(0.2)
+
+    def send(self, record: bytes) -> None:
         """Send one record, now: a peer whose buffer is full has not read for long, and counts as gone.
 
         Raises HungUp.
         """
         try:
-            socket.send_fds(self.socket, [record], list(descriptors), socket.MSG_NOSIGNAL)
+            self.socket.send(record, socket.MSG_NOSIGNAL)
         except OSError:
             raise HungUp from None
 
-    async def closed(self) -> None:
-        """Return when the peer has closed its end, or says something, which nobody expects of it."""
-        await self._readable()
+    def shut(self) -> bool:
+        """Tell the peer that it is over; whether something that it said was not taken."""
+        try:
+            self.socket.shutdown(socket.SHUT_RDWR)
+            return bool(self.socket.recvmsg(1, 0, socket.MSG_PEEK)[0])
+        except OSError:
+            return False
 
     async def _readable(self) -> None:
         loop = asyncio.get_running_loop()
@@ -78,8 +91,3 @@ class Channel:
             await ready.wait()
         finally:
             loop.remove_reader(self.socket)
-
-
-def close_all(descriptors: Sequence[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)

@@ -6,13 +6,10 @@ program who uses the filesystem (fs/fuse/inode.c). The caller of `create` is in 
 in the third.
 """
 
-import errno
-import os
-import signal
 import socket
-from collections.abc import Callable
 
 from broker import syscalls
+from broker.children import in_child
 from broker.plan import MountPlan
 
 #: fsconfig(2) takes strings of 255 bytes; mount(2) takes a page.
@@ -30,7 +27,7 @@ def create(wanted: MountPlan, device: int, in_pid_namespace: bool) -> int:
     if in_pid_namespace:
         _create_superblock(context)
     else:
-        _in_child(lambda: _create_superblock(context))
+        in_child(lambda: _create_superblock(context), keep=[context, device], capabilities=[syscalls.CAP_SYS_ADMIN])
     return syscalls.fsmount(context, syscalls.FSMOUNT_CLOEXEC, _attributes(wanted))
 
 
@@ -99,7 +96,11 @@ def _create_by_mount(wanted: MountPlan, device: int) -> int:
     """
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        _in_child(lambda: socket.send_fds(theirs, [b"m"], [_mount_privately(wanted, device)]))
+        in_child(
+            lambda: socket.send_fds(theirs, [b"m"], [_mount_privately(wanted, device)]),
+            keep=[theirs.fileno(), device],
+            capabilities=[syscalls.CAP_SYS_ADMIN],
+        )
         _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
     return descriptors[0]
 
@@ -130,22 +131,3 @@ def _mount_flags(wanted: MountPlan) -> int:
     }
     always = syscalls.MS_NOSUID | syscalls.MS_NODEV
     return always | sum(flag for flag, wished in flags.items() if wished)
-
-
-def _in_child(act: Callable[[], object]) -> None:
-    """Do `act` in a child, and so in the pid namespace that this process has joined. Raises its OSError."""
-    child = os.fork()
-    if child == 0:
-        status = errno.EIO
-        try:
-            syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)  # the alarm is its parent's
-            act()
-            status = 0
-        except OSError as error:
-            status = error.errno or errno.EIO
-        finally:
-            os._exit(status)
-    _, ended = os.waitpid(child, 0)
-    if ended:
-        status = os.waitstatus_to_exitcode(ended)
-        raise OSError(status if status > 0 else errno.EINTR, "the child that creates a superblock")

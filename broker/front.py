@@ -23,4 +23,9 @@ class Front:
     requests: Counter[str] = field(default_factory=Counter)
     #: The f_type under the last mountpoint: the best guess for the next one.
     usual_filesystem: int = 0
+    #: How many calls are about to mount.
+    mounting: int = 0
     told_foreign_pids: bool = False
+
+    def ends_mounting(self) -> None:
+        self.mounting -= 1

@@ -14,6 +14,9 @@ from systemd import journal
 #: Priorities of syslog(3).
 ERROR, WARNING, NOTICE, INFO = 3, 4, 5, 6
 
+#: What of a value is logged, in bytes: a caller chooses some, and must not fill the disk with them.
+LONGEST_FIELD = 4096
+
 Value = str | int | float | bytes
 
 
@@ -34,7 +37,7 @@ def to_journal(priority: int, message: str, **fields: Value) -> None:
 
 def to_stderr(priority: int, message: str, **fields: Value) -> None:
     record = {"time": round(time.time(), 3), "priority": priority, "message": message}
-    record |= {name: _text(value) if isinstance(value, bytes) else value for name, value in fields.items()}
+    record |= {name: value if isinstance(value, int | float) else _text(value) for name, value in fields.items()}
     try:
         print(json.dumps(record), file=sys.stderr, flush=True)
     except OSError:
@@ -43,8 +46,8 @@ def to_stderr(priority: int, message: str, **fields: Value) -> None:
 
 def _text(value: Value) -> str:
     if isinstance(value, bytes):
-        return value.decode("utf-8", "backslashreplace")
-    return str(value).encode("utf-8", "backslashreplace").decode()  # a str of os.fsdecode may be no UTF-8
+        return value[:LONGEST_FIELD].decode("utf-8", "backslashreplace")
+    return str(value)[:LONGEST_FIELD].encode("utf-8", "backslashreplace").decode()  # of os.fsdecode may be no UTF-8
 
 
 def _stderr_is_journal() -> bool:

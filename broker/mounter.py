@@ -24,10 +24,11 @@ import stat
 import struct
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from broker import filesystem, plan, syscalls
+from broker.children import in_child
 from broker.plan import Record
 from fusermount3_proxy import wire
 
@@ -36,8 +37,10 @@ SPARES = 4
 #: Milliseconds without a new operation after which a spare that was used is replaced, unless it was the last: a fork
 #: and a rehearsal would take the processor from the operation itself.
 REPLACE_AFTER = 20
-#: Descriptors that come with a start record: conversation, caller's connection, caller's pidfd, pinned directory.
-START_DESCRIPTORS = 4
+#: The most descriptors that a record can have (net/core/scm.c).
+_SCM_MAX_FD = 253
+#: As whom a user namespace shows those who have no uid in it (/proc/sys/kernel/overflowuid).
+OVERFLOW_UID = 65534
 _FUSE_DEVICE = os.makedev(10, 229)
 
 
@@ -127,7 +130,12 @@ def _rehearse(opened: Descriptors) -> None:
         talk.hear()
         ours.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         syscalls.peer_groups(ours.fileno())
-    os.stat("self/ns/mnt", dir_fd=opened.proc)
+    os.fchdir(opened.proc)
+    os.stat("self/ns/mnt")
+    _capabilities(opened, os.getpid())
+    _check_owner_of_mount_namespace()
+    _parent_of(0)
+    fcntl.lockf(opened.locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
     syscalls.statx_mount(opened.proc)
     syscalls.fstatfs_type(opened.proc)
     syscalls.faccessat2(opened.proc, b"", os.R_OK, syscalls.AT_EMPTY_PATH | syscalls.AT_EACCESS)
@@ -167,34 +175,58 @@ _REHEARSED_PLAN = plan.MountPlan(
 
 def _receive_start(control: socket.socket) -> tuple[Record, list[int]] | None:
     """Return the next start record and its descriptors; None when the front has hung up."""
-    data, ancillary, flags, _ = control.recvmsg(
-        wire.MAX_MESSAGE, socket.CMSG_LEN(4 * START_DESCRIPTORS), socket.MSG_CMSG_CLOEXEC
-    )
-    if not data:
-        return None
+    data, descriptors = _receive(control)
+    return (plan.load(data), descriptors) if data else None
+
+
+def _receive(connection: socket.socket, flags: int = 0) -> tuple[bytes, list[int]]:
+    """Return the next record, and all descriptors that came with it. Raises OSError, ProtocolError."""
+    space = socket.CMSG_SPACE(4 * _SCM_MAX_FD)
+    data, ancillary, flags, _ = connection.recvmsg(wire.MAX_MESSAGE, space, socket.MSG_CMSG_CLOEXEC | flags)
     wire.check_whole(flags)
-    return plan.load(data), wire.descriptors(ancillary)
+    return data, wire.descriptors(ancillary)
 
 
 def _operate(opened: Descriptors, start: Record, descriptors: list[int]) -> None:
     """Carry one operation out, and tell the front if that fails."""
-    conversation, connection, pidfd, pinned = descriptors
+    if isinstance(start, plan.StartDismissal):
+        _dismiss(socket.socket(fileno=descriptors[0]))
+        return
+    conversation, connection, pidfd = descriptors
     if not isinstance(start, plan.StartMount | plan.StartUnmount):
         return
     talk = Conversation(conversation, start.seconds)
     try:
         with talk.bounded("join"):
-            caller = Caller(opened, connection, pidfd)
+            caller = Caller(opened, connection)
+            caller.join(opened, pidfd)
         if isinstance(start, plan.StartMount):
-            _mount(talk, caller, pinned)
+            _mount(talk, caller, caller.pinned)
         else:
-            _unmount(talk, caller, pinned, start)
+            _unmount(talk, caller, caller.pinned, start)
     except StepError as error:
         talk.say(plan.Failed(error.errno, error.step.encode()))
+    except BadRequest as bad:
+        talk.say(plan.BadDescriptors(bad.count))
     except HungUp:
         pass
     except Exception as error:
         talk.say(plan.Failed(errno.EIO, repr(error).encode()))
+
+
+def _dismiss(connection: socket.socket) -> None:
+    """Take all that a caller has said; it can say no more. What came with it is closed by the end of this process."""
+    with suppress(OSError, wire.ProtocolError):
+        while _receive(connection, socket.MSG_DONTWAIT)[0]:
+            pass
+
+
+class BadRequest(Exception):
+    """The caller did not send one descriptor opened with O_PATH, but `count` of them, or one that is not so."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.count = count
 
 
 class StepError(Exception):
@@ -261,72 +293,82 @@ class _Bounded:
 
 
 class Caller:
-    """The caller, whose namespaces this process has joined and whose identity it has.
+    """The caller, whose namespaces this process has joined and with whose rights it looks at files.
 
     The kernel translates: uid and gid are those that the caller itself sees. `device` is /dev/fuse, opened in the
     caller's user namespace, as FUSE demands of the superblock that it will serve (fs/fuse/inode.c, fuse_fill_super).
+    Real and saved uid stay the mounter's own: they are what decides who may send signals to a process.
     """
 
-    def __init__(self, opened: Descriptors, connection: int, pidfd: int) -> None:
-        try:
-            syscalls.setns(pidfd, syscalls.CLONE_NEWPID)
-            self.pids_visible = True
-        except OSError:
-            self.pids_visible = False  # not below the broker's own: the broker runs without hostPID
-        try:
-            syscalls.setns(pidfd, syscalls.CLONE_NEWUSER)
-        except OSError as error:
-            if error.errno != errno.EINVAL:  # it is our own
-                raise
-        self.device = os.open("dev/fuse", os.O_RDWR | os.O_CLOEXEC, dir_fd=opened.devices)
+    def __init__(self, opened: Descriptors, connection: int) -> None:
+        """Take the request, and the descriptor that it pins. Raises BadRequest, OSError."""
         self._connection = socket.socket(fileno=connection)
-        credentials = self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        _, self.uid, self.gid = struct.unpack("iII", credentials)
-        groups = syscalls.peer_groups(connection)
+        self._locks = opened.locks
+        descriptors = self.take()
+        if len(descriptors) != 1 or not fcntl.fcntl(descriptors[0], fcntl.F_GETFL) & os.O_PATH:
+            raise BadRequest(len(descriptors))
+        self.pinned = descriptors[0]
+
+    def take(self) -> list[int]:
+        """Take what the caller has said, which the front has read; return what came with it. Raises OSError."""
+        try:
+            return _receive(self._connection, socket.MSG_DONTWAIT)[1]
+        except wire.ProtocolError as error:
+            raise OSError(error.errno, error.text) from None
+
+    def join(self, opened: Descriptors, pidfd: int) -> None:
+        """Enter the caller's namespaces. Raises OSError."""
+        bounding, effective = _capabilities(opened, self._credentials()[0])
+        self.may_mount = bool(effective >> syscalls.CAP_SYS_ADMIN & 1)
+        self.in_user_namespace = _joins_user_namespace(pidfd)
+        traced = not self.in_user_namespace and bool(bounding >> syscalls.CAP_SYS_PTRACE & 1)
+        self.pids_visible = _joins_pid_namespace(pidfd, opened, traced)
+        self.device = os.open("dev/fuse", os.O_RDWR | os.O_CLOEXEC, dir_fd=opened.devices)
+        _, self.uid, self.gid = self._credentials()
+        groups = syscalls.peer_groups(self._connection.fileno())
         syscalls.setns(pidfd, syscalls.CLONE_NEWNS)
         os.fchdir(opened.proc)
+        _check_owner_of_mount_namespace()
         self.mount_namespace = os.stat("self/ns/mnt").st_ino
         self.in_pid_namespace = os.stat("self/ns/pid").st_ino == os.stat("self/ns/pid_for_children").st_ino
-        self._locks = opened.locks
-        self._become(groups)
-
-    @contextmanager
-    def alone(self, seconds: int) -> Iterator[None]:
-        """Be the only one of the mounter's who changes this mount namespace: umount2(2) takes the topmost mount at a
-        place, and that must be the one that was looked at. Raises OSError (ETIMEDOUT) after so many seconds.
-        """
-        give_up = time.monotonic() + seconds
-        while not self._lock():
-            if time.monotonic() > give_up:
-                raise OSError(errno.ETIMEDOUT, "another operation in the same mount namespace hangs")
-            time.sleep(0.002)
-        try:
-            yield
-        finally:
-            fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, self.mount_namespace)
-
-    def _lock(self) -> bool:
-        try:
-            fcntl.lockf(self._locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self.mount_namespace)
-        except BlockingIOError:
-            return False
-        return True
-
-    def _become(self, groups: list[int]) -> None:
-        """Take on the caller's identity in full, as FUSE wants of who enters a user's filesystem; and of root's
-        powers keep the one to mount.
-        """
         try:
             os.setgroups(groups)
         except PermissionError:
             pass  # a user namespace that denies setgroups(2): then without groups, the stricter answer
-        syscalls.prctl(syscalls.PR_SET_KEEPCAPS, 1)
-        os.setresgid(self.gid, self.gid, self.gid)
-        os.setresuid(self.uid, self.uid, self.uid)
+        syscalls.setfsids(self.uid, self.gid)
         # Root of a container may look into its users' directories, as the helper's root does.
         look = (syscalls.CAP_DAC_READ_SEARCH,) if self.uid == 0 else ()
-        syscalls.capset(syscalls.CAP_SYS_ADMIN, *look)
-        _hide()  # a change of ids undoes it, where fs.suid_dumpable says so
+        syscalls.capset(syscalls.CAP_SYS_ADMIN, syscalls.CAP_SETUID, syscalls.CAP_SETGID, *look)
+
+    def _credentials(self) -> tuple[int, int, int]:
+        """Return pid, uid and gid of the caller, as this process sees them at the moment."""
+        pid, uid, gid = struct.unpack("iII", self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        return pid, uid, gid
+
+    @contextmanager
+    def alone(self, mount_ids: Sequence[int], seconds: int) -> Iterator[None]:
+        """Be the only one of the mounter's who changes what is mounted on these mounts.
+
+        umount2(2) takes the topmost mount at a place, and that must be the one that was looked at. What is done
+        meanwhile may block only for those who use the same mounts. Raises OSError (ETIMEDOUT) after so many seconds.
+        """
+        give_up = time.monotonic() + seconds
+        while not all(self._lock(each) for each in mount_ids):
+            if time.monotonic() > give_up:
+                raise OSError(errno.ETIMEDOUT, "another operation on the same mount hangs")
+            time.sleep(0.002)
+        try:
+            yield
+        finally:
+            for each in mount_ids:
+                fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, each)
+
+    def _lock(self, mount_id: int) -> bool:
+        try:
+            fcntl.lockf(self._locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, mount_id)
+        except BlockingIOError:
+            return False
+        return True
 
     def hand_over(self, wanted: plan.MountPlan) -> None:
         """Send the device to the caller. Raises HungUp when the caller is gone."""
@@ -336,6 +378,62 @@ class Caller:
             self._connection.sendmsg([wire.encode_reply(reply)], [_rights(self.device)], _NOW)
         except OSError:
             raise HungUp from None
+
+
+def _capabilities(opened: Descriptors, pid: int) -> tuple[int, int]:
+    """Return the bounding and effective set of a process, as bits; none for one that is not to be seen."""
+    try:
+        status = os.open(f"{pid}/status", os.O_RDONLY | os.O_CLOEXEC, dir_fd=opened.proc)
+    except OSError:
+        return 0, 0
+    with open(status, "rb", buffering=0) as file:
+        lines = file.readall().splitlines()
+    sets = dict(line.split(b":\t", 1) for line in lines if line.startswith(b"Cap"))
+    return int(sets[b"CapBnd"], 16), int(sets[b"CapEff"], 16)
+
+
+def _joins_user_namespace(pidfd: int) -> bool:
+    """Join the caller's user namespace; whether it is another than the mounter's."""
+    try:
+        syscalls.setns(pidfd, syscalls.CLONE_NEWUSER)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return False
+    return True
+
+
+def _joins_pid_namespace(pidfd: int, opened: Descriptors, traced: bool) -> bool:
+    """Have children be in the caller's pid namespace; whether the FUSE program will see pids.
+
+    Not if the namespace is not below the broker's own (a broker without hostPID), and not if somebody in it has
+    CAP_SYS_PTRACE over the mounter's user namespace, and so over a child that may mount (`traced`).
+    """
+    own = os.stat("self/ns/pid", dir_fd=opened.proc).st_ino
+    try:
+        syscalls.setns(pidfd, syscalls.CLONE_NEWPID)
+    except OSError:
+        return False
+    if traced and os.stat("self/ns/pid_for_children", dir_fd=opened.proc).st_ino != own:
+        with open(os.open("self/ns/pid", os.O_RDONLY, dir_fd=opened.proc), "rb", buffering=0) as back:
+            syscalls.setns(back.fileno(), syscalls.CLONE_NEWPID)
+        return False
+    return True
+
+
+def _check_owner_of_mount_namespace() -> None:
+    """Raise PermissionError unless the mount namespace belongs to the user namespace that was joined.
+
+    The caller may have gone to other namespaces between the two. A filesystem with the uids of one would be in the
+    hands of the root of the other then.
+    """
+    namespace = os.open("self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    owner = fcntl.ioctl(namespace, syscalls.NS_GET_USERNS)
+    belongs = os.path.samestat(os.fstat(owner), os.stat("self/ns/user"))
+    os.close(owner)
+    os.close(namespace)
+    if not belongs:
+        raise PermissionError(errno.EPERM, "the mount namespace is another user namespace's")
 
 
 #: A caller that has not read its socket for long counts as gone.
@@ -358,6 +456,8 @@ def _mount(talk: Conversation, caller: Caller, mountpoint: int) -> None:
         if not isinstance(proceed, plan.Proceed):
             return
         talk.seconds = proceed.seconds
+        with talk.bounded("mount"):
+            caller.take()
     with talk.bounded("mount"):
         if wanted.sync_init:
             talk.die_with_front()  # the kernel may wait for the FUSE program, which may be gone
@@ -365,9 +465,7 @@ def _mount(talk: Conversation, caller: Caller, mountpoint: int) -> None:
         talk.live_on()
         device, _ = syscalls.statx_mount(mount)
     try:
-        flags = syscalls.MOVE_MOUNT_F_EMPTY_PATH | syscalls.MOVE_MOUNT_T_EMPTY_PATH
-        with caller.alone(talk.seconds):
-            syscalls.move_mount(mount, b"", mountpoint, b"", flags)
+        _attach(mount, mountpoint, caller, talk.seconds)
     except OSError as error:
         raise StepError(error.errno or errno.EIO, "mount") from None
     try:
@@ -378,38 +476,79 @@ def _mount(talk: Conversation, caller: Caller, mountpoint: int) -> None:
         if not isinstance(talk.hear(), plan.Keep):
             raise HungUp
         os.close(mount)  # before the front is told that this is done: the mount is busy as long as it is open
+        with suppress(OSError):
+            caller.take()
+        talk.say(plan.Kept())
     except HungUp:
         with talk.bounded("roll back"):
-            _detach(mount, caller, talk.seconds)
+            _detach(mount, mountpoint, caller, talk.seconds)
+        talk.say(plan.RolledBack())
 
 
-def _detach(mount: int, caller: Caller, seconds: int) -> None:
+def _attach(mount: int, mountpoint: int, caller: Caller, seconds: int) -> None:
+    """Attach the mount to the mountpoint, and to nothing else that has come to lie there since it was looked at.
+
+    Raises OSError, and nothing is attached then.
+    """
+    _, below = syscalls.statx_mount(mountpoint)
+    _, mount_id = syscalls.statx_mount(mount)
+    flags = syscalls.MOVE_MOUNT_F_EMPTY_PATH | syscalls.MOVE_MOUNT_T_EMPTY_PATH
+    with caller.alone([below], seconds):
+        syscalls.move_mount(mount, b"", mountpoint, b"", flags)
+        if _parent_of(mount_id) == below:
+            return
+        with suppress(OSError):  # where it is not in this namespace, it goes with its last descriptor
+            syscalls.umount2(b"self/fd/%d" % mount, syscalls.MNT_DETACH)
+    raise OSError(errno.EBUSY, "the mountpoint is covered, or not in the caller's mount namespace")
+
+
+def _detach(mount: int, mountpoint: int, caller: Caller, seconds: int) -> None:
     """Take the mount away again, as soon as nobody's mount lies on it.
 
     Raises OSError (EBUSY) when that takes longer than half of `seconds`.
     """
+    _, below = syscalls.statx_mount(mountpoint)
     _, mount_id = syscalls.statx_mount(mount)
     give_up = time.monotonic() + seconds / 2
     while time.monotonic() < give_up:
-        with caller.alone(seconds):
-            if not any(parent == mount_id for _, parent, _ in _mountinfo()):
+        with caller.alone([below, mount_id], seconds):
+            if _parent_of(mount_id) is None:
+                return  # somebody else has unmounted it
+            if not _is_covered(mount_id):
                 syscalls.umount2(b"self/fd/%d" % mount, syscalls.MNT_DETACH)
                 return
         time.sleep(0.05)
     raise OSError(errno.EBUSY, "another mount lies on it")
 
 
-def _mountinfo() -> list[tuple[int, int, bytes]]:
-    """Return mount id, parent's mount id and the fields from the filesystem type on (proc_pid_mountinfo(5))."""
+def _mountinfo() -> bytes:
+    """Return /proc/self/mountinfo (proc_pid_mountinfo(5)), with a newline before each line."""
     descriptor = os.open("self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
     with open(descriptor, "rb", buffering=0) as file:
-        lines = file.readall().splitlines()
-    mounts = []
-    for line in lines:
-        mount, _, superblock = line.partition(b" - ")
-        mount_id, parent, _ = mount.split(b" ", 2)
-        mounts.append((int(mount_id), int(parent), superblock))
-    return mounts
+        return b"\n" + file.readall()
+
+
+def _line_of(mount_id: int) -> bytes:
+    """Return what mountinfo says of a mount, after its id; empty if it is not in this mount namespace."""
+    return _mountinfo().partition(b"\n%d " % mount_id)[2].partition(b"\n")[0]
+
+
+def _parent_of(mount_id: int) -> int | None:
+    """Return the id of the mount that a mount lies on; None if it is not in this mount namespace."""
+    line = _line_of(mount_id)
+    return int(line.partition(b" ")[0]) if line else None
+
+
+def _is_covered(mount_id: int) -> bool:
+    """Whether another mount lies on this one; one in a directory of it does not."""
+    places = {}
+    covering = []
+    for line in _mountinfo().splitlines()[1:]:
+        each, parent, _, _, place, _ = line.split(b" ", 5)
+        places[each] = place
+        if parent == b"%d" % mount_id:
+            covering.append(place)
+    return places.get(b"%d" % mount_id) in covering
 
 
 def _rests_on(wanted: Record, facts: plan.MountFacts) -> bool:
@@ -430,11 +569,16 @@ def _mount_facts(caller: Caller, mountpoint: int) -> plan.MountFacts:
         uid=caller.uid,
         gid=caller.gid,
         root_mode=stat.S_IFMT(status.st_mode),
-        foreign_sticky=bool(status.st_mode & stat.S_ISVTX) and status.st_uid != caller.uid,
+        foreign_sticky=bool(status.st_mode & stat.S_ISVTX) and not _owns(caller, status.st_uid),
         filesystem=syscalls.fstatfs_type(mountpoint),
         access_errno=access_errno,
         mount_namespace=caller.mount_namespace,
     )
+
+
+def _owns(caller: Caller, owner: int) -> bool:
+    """Whether `owner` is the caller. In a user namespace, everybody who is not mapped looks like the overflow uid."""
+    return owner == caller.uid and not (caller.in_user_namespace and owner == OVERFLOW_UID)
 
 
 def _unmount(talk: Conversation, caller: Caller, directory: int, start: plan.StartUnmount) -> None:
@@ -444,17 +588,39 @@ def _unmount(talk: Conversation, caller: Caller, directory: int, start: plan.Sta
     wanted = talk.hear()
     if not isinstance(wanted, plan.UnmountPlan):
         return
-    with talk.bounded("unmount"), caller.alone(talk.seconds):
-        if _look(directory, start.name) != looked:
-            raise OSError(errno.EBUSY, "another mount has come")
-        os.fchdir(directory)
-        syscalls.umount2(start.name, syscalls.UMOUNT_NOFOLLOW | (syscalls.MNT_DETACH if wanted.lazy else 0))
+    with talk.bounded("unmount"), caller.alone([syscalls.statx_mount(directory)[1], looked[1]], talk.seconds):
+        if _is_covered(looked[1]):
+            raise OSError(errno.EBUSY, "another mount lies on it")
+        _take_away(directory, start.name, looked, wanted.lazy)
     talk.say(plan.Unmounted())
+
+
+def _take_away(directory: int, name: bytes, looked: tuple[int, int], lazy: bool) -> None:
+    """Unmount what was looked at. Raises OSError.
+
+    Only a lazy unmount can be asked of a descriptor; for any other the descriptor would be what keeps it busy. So
+    there a name is left to be looked up again, which somebody who may rename entries of the directory in a mount
+    namespace where they are no mountpoints could exchange in the moment after it was checked.
+    """
+    entry = os.open(name, _LOOK, dir_fd=directory)
+    if syscalls.statx_mount(entry) != looked:
+        raise OSError(errno.EBUSY, "another mount has come")
+    if lazy:
+        syscalls.umount2(b"self/fd/%d" % entry, syscalls.MNT_DETACH)
+        os.close(entry)
+    else:
+        os.close(entry)
+        os.fchdir(directory)
+        syscalls.umount2(name, syscalls.UMOUNT_NOFOLLOW)
+
+
+#: To look at an entry: asks nothing of what is mounted there.
+_LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def _look(directory: int, name: bytes) -> tuple[int, int]:
     """Return device number and mount id of an entry, found with the caller's rights. Raises OSError."""
-    entry = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    entry = os.open(name, _LOOK, dir_fd=directory)
     try:
         return syscalls.statx_mount(entry)
     finally:
@@ -468,34 +634,45 @@ def _unmount_facts(
     try:
         device, mount_id = _look(directory, start.name)
     except OSError as error:
-        facts = plan.UnmountFacts(caller.uid, caller.mount_namespace, error.errno or errno.EIO, False, 0, False)
+        facts = plan.UnmountFacts(caller.uid, caller.mount_namespace, error.errno or errno.EIO, False, 0, False, False)
         return facts, (0, 0)
+    mounted = mount_id != syscalls.statx_mount(directory)[1]
     facts = plan.UnmountFacts(
         uid=caller.uid,
         mount_namespace=caller.mount_namespace,
         access_errno=0,
-        mounted=mount_id != syscalls.statx_mount(directory)[1],
+        mounted=mounted,
         device=device,
-        dead=start.only_dead and _is_own_fuse(mount_id, caller.uid) and _is_dead(directory, start.name),
+        dead=start.only_dead and mounted and _is_own_fuse(mount_id, caller) and _is_dead(directory, start.name, caller),
+        may_mount=caller.may_mount,
     )
     return facts, (device, mount_id)
 
 
-def _is_dead(directory: int, name: bytes) -> bool:
-    """Whether nobody serves the FUSE filesystem any more. Asks it, so this may block."""
+def _is_own_fuse(mount_id: int, caller: Caller) -> bool:
+    """Whether mountinfo calls the mount a FUSE filesystem of the caller's."""
+    filesystem, _, options = _line_of(mount_id).partition(b" - ")[2].split(b" ", 2)
+    return filesystem.partition(b".")[0] == b"fuse" and b"user_id=%d" % caller.uid in options.split(b",")
+
+
+def _is_dead(directory: int, name: bytes, caller: Caller) -> bool:
+    """Whether nobody serves the FUSE filesystem any more. Asks it, so this may block.
+
+    It answers nobody but its user, if not told otherwise; so the question is put by a child that is this user.
+    """
+    entry = os.open(name, _LOOK, dir_fd=directory)
+
+    def ask() -> None:
+        os.setresgid(caller.gid, caller.gid, caller.gid)
+        os.setresuid(caller.uid, caller.uid, caller.uid)
+        os.statvfs(entry)
+
     try:
-        os.close(os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory))
-        return False
+        in_child(ask, keep=[entry], capabilities=[syscalls.CAP_SETUID, syscalls.CAP_SETGID])
     except OSError as error:
         return error.errno == errno.ENOTCONN
-
-
-def _is_own_fuse(mount_id: int, uid: int) -> bool:
-    """Whether mountinfo calls the mount a FUSE filesystem of that user (proc_pid_mountinfo(5))."""
-    for found, _, superblock in _mountinfo():
-        if found == mount_id:
-            filesystem, _, options = superblock.split(b" ", 2)
-            return filesystem.partition(b".")[0] == b"fuse" and b"user_id=%d" % uid in options.split(b",")
+    finally:
+        os.close(entry)
     return False
 
 
@@ -517,7 +694,8 @@ def _private_devices() -> int:
     """Return a directory that holds ``dev/fuse``, a node that root of any user namespace may open.
 
     /dev/fuse itself may be 0600; and its name matters, because callers look at /proc/self/fd. Where mknod(2) is
-    refused (a broker that is itself in a container), the host's own node has to do.
+    refused (a broker that is itself in a container), the host's own node has to do. It is read-only, which forbids
+    nobody to use the device: but a container's root who has a descriptor of it could change its mode for all others.
     """
     directory = _detached(b"tmpfs")
     try:
@@ -526,8 +704,15 @@ def _private_devices() -> int:
         os.chmod("dev/fuse", 0o666, dir_fd=directory)
     except PermissionError:
         os.close(directory)
-        return os.open("/", os.O_PATH | os.O_DIRECTORY)
+        flags = syscalls.OPEN_TREE_CLONE | syscalls.OPEN_TREE_CLOEXEC | syscalls.AT_RECURSIVE
+        directory = syscalls.open_tree(syscalls.AT_FDCWD, b"/", flags)
+        syscalls.mount_setattr(directory, b"", _ALL_OF_IT, syscalls.MOUNT_ATTR_RDONLY)
+        return directory
+    syscalls.mount_setattr(directory, b"", syscalls.AT_EMPTY_PATH, syscalls.MOUNT_ATTR_RDONLY)
     return directory
+
+
+_ALL_OF_IT = syscalls.AT_EMPTY_PATH | syscalls.AT_RECURSIVE
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from broker import plan
-from broker.channel import Channel, HungUp, close_all
+from broker.channel import Channel, HungUp
 from fusermount3_proxy import wire
 
 RecordT = TypeVar("RecordT", bound=plan.Record)
@@ -27,6 +27,14 @@ class OperationFailed(Exception):
         super().__init__(errno, step)
         self.errno = errno
         self.step = step
+
+
+class OperationRefused(Exception):
+    """The caller sent so many descriptors, instead of one opened with O_PATH."""
+
+    def __init__(self, descriptors: int) -> None:
+        super().__init__(descriptors)
+        self.descriptors = descriptors
 
 
 class OperationEnded(Exception):
@@ -69,25 +77,28 @@ class Mounter:
         self._control.close()
         self._process.wait()
 
-    def begin(
-        self,
-        start: plan.StartMount | plan.StartUnmount,
-        connection: socket.socket,
-        pidfd: int,
-        pinned: int,
-    ) -> "Operation":
-        """Have a child forked for `start`. Raises MounterFailed."""
+    def begin(self, start: plan.StartMount | plan.StartUnmount, connection: socket.socket, pidfd: int) -> "Operation":
+        """Have a child begin with `start`. Raises MounterFailed."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            descriptors = [theirs.fileno(), connection.fileno(), pidfd, pinned]
-            if self._process.poll() is not None:
-                self._restart()
             try:
-                socket.send_fds(self._control, [plan.dump(start)], descriptors)
-            except OSError as error:  # it is just dying, or has more to do than the kernel keeps for it
+                self._send(start, [theirs.fileno(), connection.fileno(), pidfd])
+            except MounterFailed:
                 ours.close()
-                raise MounterFailed(f"the mounter takes no operation: {error}") from None
+                raise
         return Operation(ours, start.seconds)
+
+    def dismiss(self, connection: socket.socket) -> None:
+        """Have a child take, and lose, what a caller has said and nobody wants. Raises MounterFailed."""
+        self._send(plan.StartDismissal(), [connection.fileno()])
+
+    def _send(self, start: plan.Record, descriptors: list[int]) -> None:
+        if self._process.poll() is not None:
+            self._restart()
+        try:
+            socket.send_fds(self._control, [plan.dump(start)], descriptors)
+        except OSError as error:  # it is just dying, or has more to do than the kernel keeps for it
+            raise MounterFailed(f"the mounter takes no operation: {error}") from None
 
     def _restart(self) -> None:
         self.close()
@@ -124,20 +135,21 @@ class Operation:
     async def hear(self, seconds: int | None = None) -> plan.Record:
         """Return what the child says, within the time of a step or `seconds`.
 
-        Raises OperationFailed when it says that it failed, OperationEnded when it says nothing.
+        Raises OperationFailed or OperationRefused when it says that it failed, OperationEnded when it says nothing.
         """
         try:
             async with asyncio.timeout(self._patience if seconds is None else seconds + 1):
-                data, descriptors = await self._channel.receive()
+                data = await self._channel.receive()
         except (HungUp, TimeoutError, wire.ProtocolError):
             raise OperationEnded from None
-        close_all(descriptors)  # a child sends none
         try:
             record = plan.load(data)
         except wire.ProtocolError:
             raise OperationEnded from None
         if isinstance(record, plan.Failed):
             raise OperationFailed(record.errno, record.step.decode("utf-8", "replace"))
+        if isinstance(record, plan.BadDescriptors):
+            raise OperationRefused(record.descriptors)
         return record
 
     async def expect(self, kind: type[RecordT]) -> RecordT:
@@ -148,12 +160,11 @@ class Operation:
         return record
 
     async def undo(self) -> bool:
-        """Hang up on purpose, and wait until the child has unmounted again and is gone; whether it could."""
+        """Hang up on purpose, and wait until the child has unmounted again and is gone; whether it has."""
         self._channel.socket.shutdown(socket.SHUT_WR)
         try:
-            await self.hear()
-        except OperationEnded:
-            return True
-        except OperationFailed:
+            await self.expect(plan.RolledBack)
+        except (OperationEnded, OperationFailed):
             return False
+        await self.ended()
         return True

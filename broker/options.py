@@ -99,7 +99,7 @@ def parse(text: bytes, *, may_allow_other: bool, where_allowed: bytes, kernel: b
         if item in _FLAGS:
             attribute, wished = _FLAGS[item]
             wanted[attribute] = wished
-            elif equals and name in _ESCAPED:
+        elif equals and name in _ESCAPED:
             wanted[name.decode()] = re.sub(rb"\\(.)", rb"\1", value, flags=re.DOTALL)
         elif equals and name in _VALUES:
             # The kernel looks at each: a number that it refuses is refused whatever follows.

@@ -3,7 +3,8 @@
 One operation is a conversation over a socket pair of its own, between the front and the child that the mounter forks
 for it. The whole list of what may be said, in order:
 
-    mount      front: MountPlan or Ask   (child: MountFacts   front: MountPlan)   child: Mounted     front: Keep
+    mount      front: MountPlan or Ask   (child: MountFacts   front: MountPlan)
+               child: Mounted   front: Keep   child: Kept
     sync_init  as above, and before Mounted:  child: HandedOver   front: Proceed
     unmount    child: UnmountFacts   front: UnmountPlan   child: Unmounted
 
@@ -12,7 +13,8 @@ front may guess: most callers mount on a directory of their own, on the filesyst
 saves a round trip. Where the guess is wrong, the child tells what it found, and gets a plan that was decided on that.
 
 Before it says `Mounted`, the child has sent the descriptor to the caller. It may say `Failed` at any turn and be
-gone. The front may hang up at any of its turns: what was mounted by then is unmounted again.
+gone. The front may hang up at any of its turns: what was mounted by then is unmounted again, and the child says
+`RolledBack`, if anybody still listens.
 
 The mounter trusts neither the front nor its own reading: a record is loaded only when it has exactly the fields of
 its class, each of the right type and within bounds. There is no field for flags that a caller chooses: what is
@@ -26,24 +28,33 @@ from fusermount3_proxy.wire import ProtocolError, pack, unpack
 
 
 class StartMount(NamedTuple):
-    """To the mounter, with four descriptors: conversation, caller's connection, caller's pidfd, mountpoint O_PATH.
+    """To the mounter, with three descriptors: conversation, caller's connection, caller's pidfd.
 
-    `seconds` bounds each step that may block, and each wait for the front.
+    `seconds` bounds each step that may block. What the caller said, with its descriptor, is still in the connection.
     """
 
     seconds: int
 
 
 class StartUnmount(NamedTuple):
-    """To the mounter, with four descriptors: conversation, caller's connection, caller's pidfd, directory O_PATH.
+    """As `StartMount`. `name` is the entry in the directory that the caller sent.
 
-    `name` is the entry in that directory; `seconds` is as in `StartMount`. With `only_dead` the facts say whether the
-    filesystem is dead, and whose it is.
+    With `only_dead` the facts say whether the filesystem is dead.
     """
 
     seconds: int
     name: bytes
     only_dead: bool
+
+
+class StartDismissal(NamedTuple):
+    """To the mounter, with a caller's connection: take what it said, and close what came with it."""
+
+
+class BadDescriptors(NamedTuple):
+    """The caller did not send the one O_PATH descriptor that its request takes, but so many."""
+
+    descriptors: int
 
 
 class MountFacts(NamedTuple):
@@ -126,11 +137,20 @@ class Keep(NamedTuple):
     """The descriptor has been delivered; the mount stays."""
 
 
+class Kept(NamedTuple):
+    """The child has let go of the mount."""
+
+
+class RolledBack(NamedTuple):
+    """The front hung up, or the caller, and the mount is gone again."""
+
+
 class UnmountFacts(NamedTuple):
     """Who asks, and what is on the entry: the minor device number of its superblock, if it is a mountpoint at all.
 
     `access_errno` is 0, or why the caller can't look at it; the rest then says nothing. `dead`: it is a FUSE filesystem
-    with the caller's user_id that nobody serves; looked up only if the start record asks for it.
+    with the caller's user_id that nobody serves; looked up only if the start record asks for it. `may_mount`: the
+    caller has CAP_SYS_ADMIN itself.
     """
 
     uid: int
@@ -139,6 +159,7 @@ class UnmountFacts(NamedTuple):
     mounted: bool
     device: int
     dead: bool
+    may_mount: bool
 
 
 class UnmountPlan(NamedTuple):
@@ -159,6 +180,8 @@ class Failed(NamedTuple):
 Record = (
     StartMount
     | StartUnmount
+    | StartDismissal
+    | BadDescriptors
     | MountFacts
     | Ask
     | MountPlan
@@ -166,6 +189,8 @@ Record = (
     | Proceed
     | Mounted
     | Keep
+    | Kept
+    | RolledBack
     | UnmountFacts
     | UnmountPlan
     | Unmounted

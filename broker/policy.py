@@ -18,7 +18,7 @@ from broker.registry import Mount
 from fusermount3_proxy.wire import MountRequest, UnmountRequest
 
 #: What mount(2) takes of options that are the filesystem's.
-_PAGE = os.sysconf("SC_PAGE_SIZE")
+_PAGE = 4096
 _KERNEL = ".".join(os.uname().release.split(".")[:2]).encode()
 
 
@@ -49,11 +49,11 @@ def decide_mount(
 def _check_what_the_kernel_gets(request: MountRequest, wanted: options.MountOptions, facts: MountFacts) -> None:
     """Raise Refusal for what mount(2) would fail with, although the calls that we use instead would take it."""
     warnings = wanted.warnings
-    own = b"fd=4,rootmode=%o,user_id=%d,group_id=%d" % (facts.root_mode, facts.uid, facts.gid)
-    too_long = len(options.kernel_data(request.options) + own) + 1 >= _PAGE - 1
-    if too_long:
-        warnings += 2 * (b"mount options too long",)  # fusermount3 tries twice, and says so
-    if too_long or b"" in (wanted.fsname, wanted.subtype, wanted.max_read, wanted.block_size):
+    data = b"%b,fd=4,rootmode=%o,user_id=%d" % (options.kernel_data(request.options), facts.root_mode, facts.uid)
+    for each in (b"%b,group_id=%d" % (data, facts.gid), data):  # fusermount3 tries both
+        if len(each) >= _PAGE:
+            warnings += (b"mount options too long",)
+    if warnings != wanted.warnings or b"" in (wanted.fsname, wanted.subtype, wanted.max_read, wanted.block_size):
         raise Refusal(EINVAL, b"mount failed: Invalid argument", warnings=warnings)
 
 
@@ -133,5 +133,10 @@ def _check_dead(request: UnmountRequest, facts: UnmountFacts, mount: Mount | Non
     """
     if not facts.mounted or not facts.dead:
         raise Refusal(EBUSY, b"%b is no dead mount" % request.mountpoint)
-    if request.mount and (mount is None or mount.request.encode() != request.mount):
+    if request.mount:
+        watched = mount is not None and mount.request.encode() == request.mount and facts.uid in (0, mount.uid)
+    else:
+        # For root, "own" are also mounts that were made for it, such as volumes; so it must be able to mount by itself.
+        watched = facts.uid != 0 or facts.may_mount
+    if not watched:
         raise Refusal(EPERM, b"%b is not the mount that was watched" % request.mountpoint)

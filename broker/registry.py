@@ -1,19 +1,21 @@
 """The filesystems that the broker has mounted and that are still alive, kept over restarts.
 
-A mount is known by its FUSE connection: the minor device number, which names a directory of fusectl, and the time at
-which the kernel made that directory, because numbers are used again. So whether a mount lives is asked of the
-kernel, whenever it matters; the table in SQLite only says what the kernel doesn't know: who asked for it.
+A mount is known by its FUSE connection: the device number, which names a directory of fusectl, and the inode of that
+directory, because device numbers are used again. Both are the kernel's until it is booted again. So whether a mount
+lives is asked of the kernel, whenever it matters; the table in SQLite only says what the kernel doesn't know: who asked
+for it.
 """
 
 import os
 import sqlite3
 import time
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NewType
 
-#: The minor device number of a FUSE superblock, the name of its connection in fusectl.
+#: The kernel's number of a FUSE superblock's device, the name of its connection in fusectl.
 Device = NewType("Device", int)
 #: The inode number of a mount namespace.
 MountNamespace = NewType("MountNamespace", int)
@@ -24,12 +26,12 @@ class Mount:
     """A filesystem mounted through the broker. Paths and names are as the caller wrote them.
 
     `uid` is the caller's in their own user namespace, `pid` that of the process that asked, as the broker sees it (0
-    if it doesn't). `born` is the birth of the FUSE connection, `mounted_at` the time of the request, in nanoseconds
-    and seconds since the epoch. `request` is the id in the log.
+    if it doesn't). `connection` is the inode of the FUSE connection, `mounted_at` the time of the request, in seconds
+    since the epoch. `request` is the id in the log.
     """
 
     device: Device
-    born: int
+    connection: int
     namespace: MountNamespace
     uid: int
     pid: int
@@ -76,10 +78,10 @@ class Registry:
     def close(self) -> None:
         self._database.close()
 
-    def born(self, device: Device) -> int:
-        """Return when the kernel made the connection `device`, in ns since the epoch; 0 if there is none."""
+    def connection(self, device: Device) -> int:
+        """Return the inode of the connection of `device`; 0 if there is none."""
         try:
-            return os.stat(str(device), dir_fd=self._fusectl).st_ctime_ns
+            return os.stat(str(device), dir_fd=self._fusectl).st_ino
         except OSError:
             return 0
 
@@ -118,7 +120,7 @@ class Registry:
 
     def _check(self, device: Device) -> None:
         mount = self._mounts.get(device)
-        if mount is not None and (not mount.born or mount.born != self.born(device)):
+        if mount is not None and (not mount.connection or mount.connection != self.connection(device)):
             self._drop(device)
 
     def _drop(self, device: Device) -> None:
@@ -139,8 +141,17 @@ def _open(path: Path) -> tuple[sqlite3.Connection, list[Mount]]:
         database.execute(
             f"CREATE TABLE IF NOT EXISTS mounts ({_COLUMNS[0]} INTEGER PRIMARY KEY, {', '.join(_COLUMNS[1:])})"
         )
+        _forget_earlier_boots(database)
         mounts = [Mount(*row) for row in database.execute(f"SELECT {', '.join(_COLUMNS)} FROM mounts")]
     except sqlite3.Error:
         database.close()
         raise
     return database, mounts
+
+
+def _forget_earlier_boots(database: sqlite3.Connection) -> None:
+    """Drop all mounts if the machine has been booted since: their numbers say nothing any more."""
+    boot = zlib.crc32(Path("/proc/sys/kernel/random/boot_id").read_bytes()) & 0x7FFFFFFF
+    if database.execute("PRAGMA user_version").fetchone() != (boot,):
+        database.execute("DELETE FROM mounts")
+        database.execute(f"PRAGMA user_version = {boot}")

@@ -15,6 +15,9 @@ import sys
 _libc = ctypes.CDLL(None, use_errno=True)
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
+for _function in (_libc.setfsuid, _libc.setfsgid):
+    _function.argtypes = [ctypes.c_uint]
+    _function.restype = ctypes.c_uint
 
 _OPEN_TREE = 428
 _MOVE_MOUNT = 429
@@ -22,6 +25,7 @@ _FSOPEN = 430
 _FSCONFIG = 431
 _FSMOUNT = 432
 _FACCESSAT2 = 439
+_MOUNT_SETATTR = 442
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUSER = 0x10000000
@@ -30,6 +34,7 @@ CLONE_NEWPID = 0x20000000
 AT_FDCWD = -100
 AT_EACCESS = 0x200
 AT_EMPTY_PATH = 0x1000
+AT_RECURSIVE = 0x8000
 AT_STATX_DONT_SYNC = 0x4000
 
 FSOPEN_CLOEXEC = 0x1
@@ -73,9 +78,13 @@ SO_PEERPIDFD = 77
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
-PR_SET_KEEPCAPS = 8
+
+NS_GET_USERNS = 0xB701
 
 CAP_DAC_READ_SEARCH = 2
+CAP_SETGID = 6
+CAP_SETUID = 7
+CAP_SYS_PTRACE = 19
 CAP_SYS_ADMIN = 21
 _LINUX_CAPABILITY_VERSION_3 = 0x20080522
 
@@ -98,6 +107,18 @@ def unshare(flags: int) -> None:
 
 def prctl(option: int, value: int) -> None:
     _check(_libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0))
+
+
+def setfsids(uid: int, gid: int) -> None:
+    """Check file access as this user and group from now on.
+
+    setfsuid(2) reports no error, so the value is read back. It takes no capability away from a process whose uid is
+    not that of root in its user namespace: `capset` does.
+    """
+    _libc.setfsgid(gid)
+    _libc.setfsuid(uid)
+    if _libc.setfsgid(gid) != gid or _libc.setfsuid(uid) != uid:
+        raise PermissionError(errno.EPERM, "setfsuid")
 
 
 def capset(*capabilities: int) -> None:
@@ -161,13 +182,24 @@ def fstatfs_type(fd: int) -> int:
 
 
 def statx_mount(fd: int) -> tuple[int, int]:
-    """Return (minor device number, mount id) of the mount whose root `fd` is, asking nothing of the filesystem.
+    """Return (device number, mount id) of the mount that `fd` is on, asking nothing of the filesystem.
 
     With an empty mask and AT_STATX_DONT_SYNC the kernel answers from what it has, also for a FUSE filesystem which
-    this process may not enter (fs/fuse/dir.c, fuse_getattr). Offsets are those of struct statx.
+    this process may not enter (fs/fuse/dir.c, fuse_getattr). The device number is the kernel's own, major << 20 |
+    minor; of a filesystem without a block device the major is 0. Offsets are those of struct statx.
     """
     buffer = ctypes.create_string_buffer(256)
     _check(_libc.statx(fd, b"", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, 0, buffer))
-    minor = int.from_bytes(buffer.raw[0x8C:0x90], sys.byteorder)
-    mount_id = int.from_bytes(buffer.raw[0x90:0x98], sys.byteorder)
-    return minor, mount_id
+    major, minor, mount_id = struct.unpack_from("=IIQ", buffer, 0x88)
+    return major << 20 | minor, mount_id
+
+
+def mount_setattr(dirfd: int, pathname: bytes, flags: int, attr_set: int) -> None:
+    """Set attributes of a mount, all that is set in MOUNT_ATTR_* form; none are cleared."""
+    attributes = struct.pack("=QQQQ", attr_set, 0, 0, 0)
+    _check(_syscall(_MOUNT_SETATTR, dirfd, pathname, flags, attributes, len(attributes)))
+
+
+def fork() -> int:
+    """Fork, and nothing else: from Python 3.12 on `os.fork` reads /proc/self/stat first, whosever /proc that is."""
+    return _check(ctypes.pythonapi.fork())

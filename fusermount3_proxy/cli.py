@@ -4,7 +4,8 @@ The rules are those of fusermount3(1): silence on success, ``argv[0]`` as it cam
 status 0 if and only if the descriptor was delivered or the filesystem unmounted, else 1.
 """
 
-from posix import close, environ, getuid, write
+from errno import ENAMETOOLONG
+from posix import close, environ, getuid, strerror, write
 from sys import argv
 
 from fusermount3_proxy import FUSERMOUNT_VERSION, client, comm, commandline, mountpoint, wire
@@ -45,10 +46,10 @@ def _run(program: bytes, call: Invocation) -> int:
     if call.help:
         _print(1, USAGE % program)
         return 1
-    if call.unmount:
-        return _unmount(program, call)
     if call.auto_unmount:
         return _watch(program, call)
+    if call.unmount:
+        return _unmount(program, call)
     return _mount(program, call)
 
 
@@ -95,7 +96,7 @@ def _watch(program: bytes, call: Invocation) -> int:
 
 def _unmount(program: bytes, call: Invocation) -> int:
     place = mountpoint.locate(call.mountpoint)
-    if place.problem or place.path == b"/":
+    if place.problem or place.path == b"/" or len(place.name) > mountpoint.NAME_MAX:
         return _find_no_mount(call, place)
     request = wire.UnmountRequest(place.path, place.name, call.lazy)
     answer = client.ask(client.socket_path(environ), request, place.directory)
@@ -105,14 +106,16 @@ def _unmount(program: bytes, call: Invocation) -> int:
 
 
 def _find_no_mount(call: Invocation, place: mountpoint.Place) -> int:
-    """Say what fusermount3 says of a place that nothing can have been mounted on by it. Raises Failure."""
+    """Say what fusermount3 says of a place on which it can't have mounted anything. Raises Failure."""
     if getuid() == 0 and place.problem:
         raise Failure(b"failed to chdir to %b: %b" % (place.path.rpartition(b"/")[0], reason(place.problem)))
+    if getuid() == 0 and place.path == b"/":
+        raise Failure(b"internal error: invalid abs path: </>")
+    if call.quiet:
+        return 1
     if getuid() == 0:
-        raise Failure(b"internal error: invalid abs path: <%b>" % place.path)
-    if not call.quiet:
-        raise Failure(b"entry for %b not found in /etc/mtab" % place.path)
-    return 1
+        raise Failure(b"failed to unmount %b: %b" % (place.path, strerror(ENAMETOOLONG).encode()))
+    raise Failure(b"entry for %b not found in /etc/mtab" % place.path)
 
 
 def _print_reply(program: bytes, reply: wire.Reply) -> None:

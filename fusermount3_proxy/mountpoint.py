@@ -5,7 +5,7 @@ caller's to write) is decided there; here a path is looked up, as fusermount3 do
 resolved, the last component is kept as it is.
 """
 
-from errno import EINVAL
+from errno import EINVAL, ENAMETOOLONG
 from posix import (
     O_CLOEXEC,
     O_DIRECTORY,
@@ -19,6 +19,11 @@ from posix import (
 )
 
 from fusermount3_proxy.failure import Failure, reason
+
+
+#: Of linux/limits.h; the second counts the NUL at the end.
+NAME_MAX = 255
+PATH_MAX = 4096
 
 
 class Place:
@@ -44,6 +49,8 @@ def locate(path: bytes) -> Place:
     if not path:
         raise Failure(b"invalid mountpoint ''")
     try:
+        if not path.startswith(b"/"):
+            getcwdb()  # a directory that was removed has no path, and so nothing in it or above it
         return _locate(path)
     except OSError as error:
         raise Failure(b"bad mount point %b: %b" % (path, reason(error))) from None
@@ -59,6 +66,8 @@ def pin(place: Place) -> int:
     try:
         if place.problem:
             raise place.problem
+        if len(place.path) >= PATH_MAX:
+            raise OSError(ENAMETOOLONG, "")
         return open(place.name, flags, dir_fd=place.directory)
     except OSError as error:
         raise Failure(b"failed to access mountpoint %b: %b" % (place.path, reason(error))) from None
