@@ -47,6 +47,10 @@ lint: venv  ## ruff and mypy --strict
 bench: venv static lab-packages  ## latency of the proxy beside the genuine fusermount3, in one run
 	$(VENV)/bin/python -m benchmarks.latency
 
+.PHONY: callers
+callers: venv static lab-packages  ## docs/callers.md: which programs work, written by the tests that run them
+	$(VENV)/bin/python -m tests.callers.table
+
 .PHONY: clean
 clean:  ## remove what was built here (the cache of the tests' images stays, in ~/.cache)
 	rm -rf build $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -104,7 +104,7 @@ class Call:
         """Return the request, which the mounter's child is to take with what came with it."""
         try:
             async with asyncio.timeout(self._front.configuration.deadlines.request):
-                data = await self._channel.peek()
+                data, _ = await self._channel.peek()
         except TimeoutError:
             raise Refusal(ETIMEDOUT, b"no request came in time") from None
         request = wire.decode_request(data)
@@ -223,7 +223,8 @@ class Call:
         """Whether the caller's next message, in time, is of that kind."""
         try:
             async with asyncio.timeout(seconds):
-                return isinstance(wire.decode_request(await self._channel.peek()), kind)
+                data, with_descriptors = await self._channel.peek()
+            return isinstance(wire.decode_request(data), kind) and not with_descriptors
         except (HungUp, TimeoutError, ProtocolError):
             return False
 

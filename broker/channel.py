@@ -34,13 +34,14 @@ class Channel:
 
     async def receive(self) -> bytes:
         """Return the next record. Raises HungUp, and ProtocolError for a record that is too long."""
-        return await self._next(0)
+        data, _ = await self._next(0)
+        return data
 
-    async def peek(self) -> bytes:
-        """Return the next record, and leave it where it is; raises as `receive` does."""
+    async def peek(self) -> tuple[bytes, bool]:
+        """Return the next record, and whether descriptors came with it; leave it where it is. Raises as `receive`."""
         return await self._next(socket.MSG_PEEK)
 
-    async def _next(self, how: int) -> bytes:
+    async def _next(self, how: int) -> tuple[bytes, bool]:
         while True:
             try:
                 data, _, flags, _ = self.socket.recvmsg(wire.MAX_MESSAGE, 0, how)
@@ -54,7 +55,7 @@ class Channel:
         wire.check_whole(flags & socket.MSG_TRUNC)
         if not data:
             raise HungUp
-        return data
+        return data, bool(flags & socket.MSG_CTRUNC)  # there is no room for descriptors, so they are "cut"
 
     async def closed(self) -> None:
         """Return when the peer has closed its end and nothing of what it said is left to be taken."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.e2e.caller import call
 from tests.lab.broker import PROXY
 from tests.lab.commands import run
 
@@ -55,8 +55,6 @@ def test_it_cannot_read_what_its_caller_may_not(setuid_proxy: Path, tmp_path: Pa
     private.chmod(0o700)
     for each in (tmp_path, *tmp_path.parents[:2]):
         each.chmod(0o755)
-    result = subprocess.run(
-        [*AS_USER, setuid_proxy, "-u", str(private / "mountpoint")], capture_output=True, text=True, timeout=60
-    )
-    assert result.returncode == 1
-    assert f"bad mount point {private}/mountpoint: Permission denied" in result.stderr
+    outcome = call([*AS_USER, setuid_proxy, "-o", "ro", "--", private / "mountpoint"])
+    assert outcome.status == 1
+    assert outcome.stderr == f"{setuid_proxy}: failed to access mountpoint {private}/mountpoint: Permission denied\n"

@@ -1,0 +1,79 @@
+"""A real S3 server for s3fs: moto's, from PyPI, in the network namespace of a container, as `tests.lab.sshd` is."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.callers.build import SITE, python_programs
+from tests.lab.commands import run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.lab.podman import Container
+
+PORT = 9000
+"""Any port will do: a network namespace has all of them to itself."""
+
+URL = f"http://127.0.0.1:{PORT}"
+BUCKET = "bucket"
+
+
+@contextlib.contextmanager
+def s3_for(container: Container) -> Iterator[str]:
+    """Give the URL of a server that processes in this container reach; it ends with the block.
+
+    There is one bucket, BUCKET, with a file `hello` in it. Raises `build.NotReachable` when moto can't be had.
+    """
+    site = python_programs("s3-server") / SITE
+    with tempfile.TemporaryDirectory(prefix="fusermount3-proxy-lab-s3-") as name:
+        directory = Path(name)
+        run(["tar", "--extract", "--file", site, "--directory", directory])
+        with (directory / "log").open("wb") as log:
+            server = subprocess.Popen(
+                [*in_network_of(container), sys.executable, "-m", "moto.server", "--host=127.0.0.1", f"--port={PORT}"],
+                env={"PYTHONPATH": str(directory), "PATH": "/usr/bin:/bin"},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=directory,
+            )
+        try:
+            wait_until_serving(container, server, directory / "log")
+            put(container, BUCKET)
+            put(container, f"{BUCKET}/hello", "hello\n")
+            yield URL
+        finally:
+            server.terminate()
+            server.wait(timeout=10)
+
+
+def in_network_of(container: Container) -> list[str]:
+    return ["nsenter", f"--net=/proc/{container.pid}/ns/net", "--"]
+
+
+PUT = """
+import sys, urllib.request
+headers = {"Content-Type": "application/octet-stream"}  # without it moto takes the content for a form
+request = urllib.request.Request(sys.argv[1], data=sys.argv[2].encode(), headers=headers, method="PUT")
+urllib.request.urlopen(request, timeout=10).close()
+"""
+
+
+def put(container: Container, path: str, content: str = "") -> None:
+    """Make a bucket, or an object in one."""
+    run([*in_network_of(container), sys.executable, "-c", PUT, f"{URL}/{path}", content])
+
+
+def wait_until_serving(container: Container, server: subprocess.Popen[bytes], log: Path, seconds: float = 30) -> None:
+    give_up = time.monotonic() + seconds
+    connect = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), 10)"
+    while run([*in_network_of(container), sys.executable, "-c", connect, str(PORT)], check=False).returncode:
+        assert server.poll() is None and time.monotonic() < give_up, log.read_text()
+        time.sleep(0.1)
