@@ -114,7 +114,7 @@ class Call:
 
     def _begin(self, peer: Peer, start: StartMount | StartUnmount) -> Operation:
         """Have the mounter begin; the operation ends with the call at the latest. Raises MounterFailed."""
-        operation = self._front.mounter.begin(start, self._channel.socket, peer.pidfd)
+        operation = self._front.mounter.begin(start, [self._channel.socket.fileno(), peer.pidfd])
         return self.held.enter_context(operation)
 
     def _describe(self, peer: Peer) -> None:

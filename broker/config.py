@@ -94,6 +94,7 @@ class Configuration:
     mount_max: int = 1000
     mountpoint_filesystems: tuple[int, ...] = tuple(FILESYSTEMS.values())
     max_requests: int = 64
+    dead_mounts_seconds: int = 2
     socket: tuple[Socket, ...] = (Socket(),)
     control_socket: Path = Path("/run/fusermount3-broker/control.sock")
     state_directory: Path = Path("/var/lib/fusermount3-broker")
@@ -165,8 +166,8 @@ def _typed(kind: type, description: str, name: str, value: Any) -> Any:
     return value
 
 
-#: The least value of each number; -1 of mount_max is "no limit", as in fuse.conf(5).
-_LEAST = {"mount_max": -1}
+#: The least value, where it is not 1; -1 of mount_max is "no limit", as in fuse.conf(5).
+_LEAST = {"mount_max": -1, "dead_mounts_seconds": 0}
 
 
 def _number(key: str, name: str, value: Any) -> int:

@@ -18,6 +18,7 @@ from broker.front import Front
 from broker.operations import Mounter, MounterFailed
 from broker.registry import Registry
 from broker.server import Server
+from broker.watch import Watch
 
 
 class StartError(Exception):
@@ -68,7 +69,9 @@ async def _run(front: Front, path: Path | None, listening: list[socket.socket]) 
             names = ", ".join(each.getsockname() for each in listening)
             front.log(log.INFO, f"serving on {names}", live_mounts=len(front.registry))
             daemon.notify("READY=1")
+            watching = asyncio.create_task(Watch(front).run())
             await Server(front).run(listening, stop)
+            watching.cancel()
             daemon.notify("STOPPING=1")
     finally:
         at.unlink(missing_ok=True)

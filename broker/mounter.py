@@ -24,11 +24,9 @@ import stat
 import struct
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
-from broker import filesystem, plan, syscalls
-from broker.children import in_child
+from broker import filesystem, mounts, namespaces, plan, syscalls
 from broker.plan import Record
 from fusermount3_proxy import wire
 
@@ -51,7 +49,7 @@ class Descriptors:
         self.proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
         self.fusectl = _detached(b"fusectl")
         self.devices = _private_devices()
-        #: Nothing is in this file; a byte of it is locked by who changes the mount namespace of that inode number.
+        #: Nothing is in this file; see `mounts.alone`.
         self.locks = os.memfd_create("locks")
 
 
@@ -132,11 +130,10 @@ def _rehearse(opened: Descriptors) -> None:
         syscalls.peer_groups(ours.fileno())
     os.fchdir(opened.proc)
     os.stat("self/ns/mnt")
-    _capabilities(opened, os.getpid())
-    _check_owner_of_mount_namespace()
-    _parent_of(0)
-    fcntl.lockf(opened.locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
-    syscalls.statx_mount(opened.proc)
+    namespaces.capabilities_of(os.getpid(), opened.proc)
+    namespaces.check_owner_of_mount_namespace()
+    mounts.rehearse(opened.locks)
+    mounts.look(opened.proc)
     syscalls.fstatfs_type(opened.proc)
     syscalls.faccessat2(opened.proc, b"", os.R_OK, syscalls.AT_EMPTY_PATH | syscalls.AT_EACCESS)
     os.close(filesystem.configure(_REHEARSED_PLAN, 0))
@@ -192,14 +189,16 @@ def _operate(opened: Descriptors, start: Record, descriptors: list[int]) -> None
     if isinstance(start, plan.StartDismissal):
         _dismiss(socket.socket(fileno=descriptors[0]))
         return
-    conversation, connection, pidfd = descriptors
-    if not isinstance(start, plan.StartMount | plan.StartUnmount):
+    if not isinstance(start, plan.StartMount | plan.StartUnmount | plan.StartReap):
         return
-    talk = Conversation(conversation, start.seconds)
+    talk = Conversation(descriptors[0], start.seconds)
     try:
+        if isinstance(start, plan.StartReap):
+            _reap(opened, talk, descriptors[1], start.device)
+            return
         with talk.bounded("join"):
-            caller = Caller(opened, connection)
-            caller.join(opened, pidfd)
+            caller = Caller(opened, descriptors[1])
+            caller.join(opened, descriptors[2])
         if isinstance(start, plan.StartMount):
             _mount(talk, caller, caller.pinned)
         else:
@@ -303,7 +302,7 @@ class Caller:
     def __init__(self, opened: Descriptors, connection: int) -> None:
         """Take the request, and the descriptor that it pins. Raises BadRequest, OSError."""
         self._connection = socket.socket(fileno=connection)
-        self._locks = opened.locks
+        self.locks = opened.locks
         descriptors = self.take()
         if len(descriptors) != 1 or not fcntl.fcntl(descriptors[0], fcntl.F_GETFL) & os.O_PATH:
             raise BadRequest(len(descriptors))
@@ -318,18 +317,15 @@ class Caller:
 
     def join(self, opened: Descriptors, pidfd: int) -> None:
         """Enter the caller's namespaces. Raises OSError."""
-        bounding, effective = _capabilities(opened, self._credentials()[0])
+        bounding, effective = namespaces.capabilities_of(self._credentials()[0], opened.proc)
         self.may_mount = bool(effective >> syscalls.CAP_SYS_ADMIN & 1)
-        self.in_user_namespace = _joins_user_namespace(pidfd)
+        self.in_user_namespace = namespaces.join_user_namespace(pidfd)
         traced = not self.in_user_namespace and bool(bounding >> syscalls.CAP_SYS_PTRACE & 1)
-        self.pids_visible = _joins_pid_namespace(pidfd, opened, traced)
+        self.pids_visible = namespaces.join_pid_namespace(pidfd, opened.proc, traced)
         self.device = os.open("dev/fuse", os.O_RDWR | os.O_CLOEXEC, dir_fd=opened.devices)
         _, self.uid, self.gid = self._credentials()
         groups = syscalls.peer_groups(self._connection.fileno())
-        syscalls.setns(pidfd, syscalls.CLONE_NEWNS)
-        os.fchdir(opened.proc)
-        _check_owner_of_mount_namespace()
-        self.mount_namespace = os.stat("self/ns/mnt").st_ino
+        self.mount_namespace = namespaces.join_mount_namespace(pidfd, opened.proc)
         self.in_pid_namespace = os.stat("self/ns/pid").st_ino == os.stat("self/ns/pid_for_children").st_ino
         try:
             os.setgroups(groups)
@@ -345,31 +341,6 @@ class Caller:
         pid, uid, gid = struct.unpack("iII", self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         return pid, uid, gid
 
-    @contextmanager
-    def alone(self, mount_ids: Sequence[int], seconds: int) -> Iterator[None]:
-        """Be the only one of the mounter's who changes what is mounted on these mounts.
-
-        umount2(2) takes the topmost mount at a place, and that must be the one that was looked at. What is done
-        meanwhile may block only for those who use the same mounts. Raises OSError (ETIMEDOUT) after so many seconds.
-        """
-        give_up = time.monotonic() + seconds
-        while not all(self._lock(each) for each in mount_ids):
-            if time.monotonic() > give_up:
-                raise OSError(errno.ETIMEDOUT, "another operation on the same mount hangs")
-            time.sleep(0.002)
-        try:
-            yield
-        finally:
-            for each in mount_ids:
-                fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, each)
-
-    def _lock(self, mount_id: int) -> bool:
-        try:
-            fcntl.lockf(self._locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, mount_id)
-        except BlockingIOError:
-            return False
-        return True
-
     def hand_over(self, wanted: plan.MountPlan) -> None:
         """Send the device to the caller. Raises HungUp when the caller is gone."""
         warnings = tuple(wanted.warnings.splitlines())
@@ -378,62 +349,6 @@ class Caller:
             self._connection.sendmsg([wire.encode_reply(reply)], [_rights(self.device)], _NOW)
         except OSError:
             raise HungUp from None
-
-
-def _capabilities(opened: Descriptors, pid: int) -> tuple[int, int]:
-    """Return the bounding and effective set of a process, as bits; none for one that is not to be seen."""
-    try:
-        status = os.open(f"{pid}/status", os.O_RDONLY | os.O_CLOEXEC, dir_fd=opened.proc)
-    except OSError:
-        return 0, 0
-    with open(status, "rb", buffering=0) as file:
-        lines = file.readall().splitlines()
-    sets = dict(line.split(b":\t", 1) for line in lines if line.startswith(b"Cap"))
-    return int(sets[b"CapBnd"], 16), int(sets[b"CapEff"], 16)
-
-
-def _joins_user_namespace(pidfd: int) -> bool:
-    """Join the caller's user namespace; whether it is another than the mounter's."""
-    try:
-        syscalls.setns(pidfd, syscalls.CLONE_NEWUSER)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        return False
-    return True
-
-
-def _joins_pid_namespace(pidfd: int, opened: Descriptors, traced: bool) -> bool:
-    """Have children be in the caller's pid namespace; whether the FUSE program will see pids.
-
-    Not if the namespace is not below the broker's own (a broker without hostPID), and not if somebody in it has
-    CAP_SYS_PTRACE over the mounter's user namespace, and so over a child that may mount (`traced`).
-    """
-    own = os.stat("self/ns/pid", dir_fd=opened.proc).st_ino
-    try:
-        syscalls.setns(pidfd, syscalls.CLONE_NEWPID)
-    except OSError:
-        return False
-    if traced and os.stat("self/ns/pid_for_children", dir_fd=opened.proc).st_ino != own:
-        with open(os.open("self/ns/pid", os.O_RDONLY, dir_fd=opened.proc), "rb", buffering=0) as back:
-            syscalls.setns(back.fileno(), syscalls.CLONE_NEWPID)
-        return False
-    return True
-
-
-def _check_owner_of_mount_namespace() -> None:
-    """Raise PermissionError unless the mount namespace belongs to the user namespace that was joined.
-
-    The caller may have gone to other namespaces between the two. A filesystem with the uids of one would be in the
-    hands of the root of the other then.
-    """
-    namespace = os.open("self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-    owner = fcntl.ioctl(namespace, syscalls.NS_GET_USERNS)
-    belongs = os.path.samestat(os.fstat(owner), os.stat("self/ns/user"))
-    os.close(owner)
-    os.close(namespace)
-    if not belongs:
-        raise PermissionError(errno.EPERM, "the mount namespace is another user namespace's")
 
 
 #: A caller that has not read its socket for long counts as gone.
@@ -463,9 +378,9 @@ def _mount(talk: Conversation, caller: Caller, mountpoint: int) -> None:
             talk.die_with_front()  # the kernel may wait for the FUSE program, which may be gone
         mount = filesystem.create(wanted, caller.device, caller.in_pid_namespace)
         talk.live_on()
-        device, _ = syscalls.statx_mount(mount)
+        device = mounts.look(mount).device
     try:
-        _attach(mount, mountpoint, caller, talk.seconds)
+        mounts.attach(mount, mountpoint, caller.locks, talk.seconds)
     except OSError as error:
         raise StepError(error.errno or errno.EIO, "mount") from None
     try:
@@ -481,74 +396,8 @@ def _mount(talk: Conversation, caller: Caller, mountpoint: int) -> None:
         talk.say(plan.Kept())
     except HungUp:
         with talk.bounded("roll back"):
-            _detach(mount, mountpoint, caller, talk.seconds)
+            mounts.detach(mount, mountpoint, caller.locks, talk.seconds)
         talk.say(plan.RolledBack())
-
-
-def _attach(mount: int, mountpoint: int, caller: Caller, seconds: int) -> None:
-    """Attach the mount to the mountpoint, and to nothing else that has come to lie there since it was looked at.
-
-    Raises OSError, and nothing is attached then.
-    """
-    _, below = syscalls.statx_mount(mountpoint)
-    _, mount_id = syscalls.statx_mount(mount)
-    flags = syscalls.MOVE_MOUNT_F_EMPTY_PATH | syscalls.MOVE_MOUNT_T_EMPTY_PATH
-    with caller.alone([below], seconds):
-        syscalls.move_mount(mount, b"", mountpoint, b"", flags)
-        if _parent_of(mount_id) == below:
-            return
-        with suppress(OSError):  # where it is not in this namespace, it goes with its last descriptor
-            syscalls.umount2(b"self/fd/%d" % mount, syscalls.MNT_DETACH)
-    raise OSError(errno.EBUSY, "the mountpoint is covered, or not in the caller's mount namespace")
-
-
-def _detach(mount: int, mountpoint: int, caller: Caller, seconds: int) -> None:
-    """Take the mount away again, as soon as nobody's mount lies on it.
-
-    Raises OSError (EBUSY) when that takes longer than half of `seconds`.
-    """
-    _, below = syscalls.statx_mount(mountpoint)
-    _, mount_id = syscalls.statx_mount(mount)
-    give_up = time.monotonic() + seconds / 2
-    while time.monotonic() < give_up:
-        with caller.alone([below, mount_id], seconds):
-            if _parent_of(mount_id) is None:
-                return  # somebody else has unmounted it
-            if not _is_covered(mount_id):
-                syscalls.umount2(b"self/fd/%d" % mount, syscalls.MNT_DETACH)
-                return
-        time.sleep(0.05)
-    raise OSError(errno.EBUSY, "another mount lies on it")
-
-
-def _mountinfo() -> bytes:
-    """Return /proc/self/mountinfo (proc_pid_mountinfo(5)), with a newline before each line."""
-    descriptor = os.open("self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
-    with open(descriptor, "rb", buffering=0) as file:
-        return b"\n" + file.readall()
-
-
-def _line_of(mount_id: int) -> bytes:
-    """Return what mountinfo says of a mount, after its id; empty if it is not in this mount namespace."""
-    return _mountinfo().partition(b"\n%d " % mount_id)[2].partition(b"\n")[0]
-
-
-def _parent_of(mount_id: int) -> int | None:
-    """Return the id of the mount that a mount lies on; None if it is not in this mount namespace."""
-    line = _line_of(mount_id)
-    return int(line.partition(b" ")[0]) if line else None
-
-
-def _is_covered(mount_id: int) -> bool:
-    """Whether another mount lies on this one; one in a directory of it does not."""
-    places = {}
-    covering = []
-    for line in _mountinfo().splitlines()[1:]:
-        each, parent, _, _, place, _ = line.split(b" ", 5)
-        places[each] = place
-        if parent == b"%d" % mount_id:
-            covering.append(place)
-    return places.get(b"%d" % mount_id) in covering
 
 
 def _rests_on(wanted: Record, facts: plan.MountFacts) -> bool:
@@ -588,92 +437,53 @@ def _unmount(talk: Conversation, caller: Caller, directory: int, start: plan.Sta
     wanted = talk.hear()
     if not isinstance(wanted, plan.UnmountPlan):
         return
-    with talk.bounded("unmount"), caller.alone([syscalls.statx_mount(directory)[1], looked[1]], talk.seconds):
-        if _is_covered(looked[1]):
-            raise OSError(errno.EBUSY, "another mount lies on it")
-        _take_away(directory, start.name, looked, wanted.lazy)
+    with talk.bounded("unmount"):
+        mounts.unmount(directory, start.name, looked, wanted.lazy, caller.locks, talk.seconds)
     talk.say(plan.Unmounted())
 
 
-def _take_away(directory: int, name: bytes, looked: tuple[int, int], lazy: bool) -> None:
-    """Unmount what was looked at. Raises OSError.
-
-    Only a lazy unmount can be asked of a descriptor; for any other the descriptor would be what keeps it busy. So
-    there a name is left to be looked up again, which somebody who may rename entries of the directory in a mount
-    namespace where they are no mountpoints could exchange in the moment after it was checked.
-    """
-    entry = os.open(name, _LOOK, dir_fd=directory)
-    if syscalls.statx_mount(entry) != looked:
-        raise OSError(errno.EBUSY, "another mount has come")
-    if lazy:
-        syscalls.umount2(b"self/fd/%d" % entry, syscalls.MNT_DETACH)
-        os.close(entry)
-    else:
-        os.close(entry)
-        os.fchdir(directory)
-        syscalls.umount2(name, syscalls.UMOUNT_NOFOLLOW)
-
-
-#: To look at an entry: asks nothing of what is mounted there.
-_LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-def _look(directory: int, name: bytes) -> tuple[int, int]:
-    """Return device number and mount id of an entry, found with the caller's rights. Raises OSError."""
-    entry = os.open(name, _LOOK, dir_fd=directory)
-    try:
-        return syscalls.statx_mount(entry)
-    finally:
-        os.close(entry)
-
-
-def _unmount_facts(
-    caller: Caller, directory: int, start: plan.StartUnmount
-) -> tuple[plan.UnmountFacts, tuple[int, int]]:
+def _unmount_facts(caller: Caller, directory: int, start: plan.StartUnmount) -> tuple[plan.UnmountFacts, mounts.Looked]:
     """Return what is on the entry, and the result of looking at it."""
-    try:
-        device, mount_id = _look(directory, start.name)
-    except OSError as error:
-        facts = plan.UnmountFacts(caller.uid, caller.mount_namespace, error.errno or errno.EIO, False, 0, False, False)
-        return facts, (0, 0)
-    mounted = mount_id != syscalls.statx_mount(directory)[1]
     facts = plan.UnmountFacts(
         uid=caller.uid,
         mount_namespace=caller.mount_namespace,
         access_errno=0,
-        mounted=mounted,
-        device=device,
-        dead=start.only_dead and mounted and _is_own_fuse(mount_id, caller) and _is_dead(directory, start.name, caller),
+        mounted=False,
+        device=0,
+        dead=False,
         may_mount=caller.may_mount,
     )
-    return facts, (device, mount_id)
-
-
-def _is_own_fuse(mount_id: int, caller: Caller) -> bool:
-    """Whether mountinfo calls the mount a FUSE filesystem of the caller's."""
-    filesystem, _, options = _line_of(mount_id).partition(b" - ")[2].split(b" ", 2)
-    return filesystem.partition(b".")[0] == b"fuse" and b"user_id=%d" % caller.uid in options.split(b",")
-
-
-def _is_dead(directory: int, name: bytes, caller: Caller) -> bool:
-    """Whether nobody serves the FUSE filesystem any more. Asks it, so this may block.
-
-    It answers nobody but its user, if not told otherwise; so the question is put by a child that is this user.
-    """
-    entry = os.open(name, _LOOK, dir_fd=directory)
-
-    def ask() -> None:
-        os.setresgid(caller.gid, caller.gid, caller.gid)
-        os.setresuid(caller.uid, caller.uid, caller.uid)
-        os.statvfs(entry)
-
     try:
-        in_child(ask, keep=[entry], capabilities=[syscalls.CAP_SETUID, syscalls.CAP_SETGID])
+        looked = mounts.look_up(directory, start.name)
     except OSError as error:
-        return error.errno == errno.ENOTCONN
+        return facts._replace(access_errno=error.errno or errno.EIO), mounts.Looked(0, 0)
+    if looked.mount_id == mounts.look(directory).mount_id:
+        return facts, looked
+    dead = start.only_dead and _is_dead(caller, directory, start.name, looked)
+    return facts._replace(mounted=True, device=looked.device, dead=dead), looked
+
+
+def _is_dead(caller: Caller, directory: int, name: bytes, looked: mounts.Looked) -> bool:
+    """Whether a FUSE filesystem of the caller's is on the entry that nobody serves."""
+    fuse = mounts.fuse_of(looked.mount_id)
+    if fuse is None or fuse[0] != caller.uid:
+        return False
+    entry = os.open(name, mounts.LOOK, dir_fd=directory)
+    try:
+        return mounts.is_dead(entry, *fuse)
     finally:
         os.close(entry)
-    return False
+
+
+def _reap(opened: Descriptors, talk: Conversation, pidfd: int, device: int) -> None:
+    """Unmount what is dead of a filesystem, in the mount namespace of a process that has it; nobody asked for that."""
+    with talk.bounded("join"):
+        namespaces.join_user_namespace(pidfd)
+        namespaces.join_mount_namespace(pidfd, opened.proc)
+        syscalls.capset(syscalls.CAP_SYS_ADMIN, syscalls.CAP_SETUID, syscalls.CAP_SETGID, syscalls.CAP_DAC_READ_SEARCH)
+    with talk.bounded("unmount"):
+        reaped = mounts.unmount_dead(device, opened.locks, talk.seconds)
+    talk.say(plan.Reaped(reaped))
 
 
 def _rights(descriptor: int) -> tuple[int, int, bytes]:

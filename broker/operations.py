@@ -77,12 +77,12 @@ class Mounter:
         self._control.close()
         self._process.wait()
 
-    def begin(self, start: plan.StartMount | plan.StartUnmount, connection: socket.socket, pidfd: int) -> "Operation":
-        """Have a child begin with `start`. Raises MounterFailed."""
+    def begin(self, start: plan.StartMount | plan.StartUnmount | plan.StartReap, descriptors: list[int]) -> "Operation":
+        """Have a child begin with `start`, and the descriptors that it takes besides. Raises MounterFailed."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
-                self._send(start, [theirs.fileno(), connection.fileno(), pidfd])
+                self._send(start, [theirs.fileno(), *descriptors])
             except MounterFailed:
                 ours.close()
                 raise

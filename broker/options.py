@@ -103,7 +103,7 @@ def parse(text: bytes, *, may_allow_other: bool, where_allowed: bytes, kernel: b
             wanted[name.decode()] = re.sub(rb"\\(.)", rb"\1", value, flags=re.DOTALL)
         elif equals and name in _VALUES:
             # The kernel looks at each: a number that it refuses is refused whatever follows.
-            if _is_number(wanted.get(_VALUES[name], b"0")):
+            if is_number(wanted.get(_VALUES[name], b"0")):
                 wanted[_VALUES[name]] = value
         elif item in _IGNORED or (equals and name in _DROPPED):
             pass
@@ -137,7 +137,7 @@ def kernel_data(text: bytes) -> bytes:
     return b",".join(item for item in items if item in _PASSED_ON or item.partition(b"=")[0] in _VALUES)
 
 
-def _is_number(value: bytes) -> bool:
+def is_number(value: bytes) -> bool:
     """Whether the kernel takes `value` for a number of 32 bits (kstrtouint() with base 0)."""
     match = _NUMBER.fullmatch(value)
     return match is not None and any(int(match[base], int(base[1:])) < 2**32 for base in _BASES if match[base])

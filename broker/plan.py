@@ -7,6 +7,7 @@ for it. The whole list of what may be said, in order:
                child: Mounted   front: Keep   child: Kept
     sync_init  as above, and before Mounted:  child: HandedOver   front: Proceed
     unmount    child: UnmountFacts   front: UnmountPlan   child: Unmounted
+    reap       child: Reaped
 
 A plan contains the facts on which it was decided, and the child carries it out only if they are what it finds. So the
 front may guess: most callers mount on a directory of their own, on the filesystem that the last one had, and that
@@ -45,6 +46,22 @@ class StartUnmount(NamedTuple):
     seconds: int
     name: bytes
     only_dead: bool
+
+
+class StartReap(NamedTuple):
+    """To the mounter, with two descriptors: conversation, pidfd of a process in the mount namespace to look in.
+
+    Unmount the filesystem of `device` there, if it is dead; answered by `Reaped`.
+    """
+
+    seconds: int
+    device: int
+
+
+class Reaped(NamedTuple):
+    """How many mounts were dead, and are gone."""
+
+    mounts: int
 
 
 class StartDismissal(NamedTuple):
@@ -180,6 +197,8 @@ class Failed(NamedTuple):
 Record = (
     StartMount
     | StartUnmount
+    | StartReap
+    | Reaped
     | StartDismissal
     | BadDescriptors
     | MountFacts

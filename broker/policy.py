@@ -53,7 +53,10 @@ def _check_what_the_kernel_gets(request: MountRequest, wanted: options.MountOpti
     for each in (b"%b,group_id=%d" % (data, facts.gid), data):  # fusermount3 tries both
         if len(each) >= _PAGE:
             warnings += (b"mount options too long",)
-    if warnings != wanted.warnings or b"" in (wanted.fsname, wanted.subtype, wanted.max_read, wanted.block_size):
+    valid = b"" not in (wanted.fsname, wanted.subtype, wanted.block_size) and (
+        wanted.max_read is None or options.is_number(wanted.max_read)
+    )
+    if warnings != wanted.warnings or not valid:
         raise Refusal(EINVAL, b"mount failed: Invalid argument", warnings=warnings)
 
 

@@ -24,6 +24,7 @@ _MOVE_MOUNT = 429
 _FSOPEN = 430
 _FSCONFIG = 431
 _FSMOUNT = 432
+_OPENAT2 = 437
 _FACCESSAT2 = 439
 _MOUNT_SETATTR = 442
 
@@ -36,6 +37,9 @@ AT_EACCESS = 0x200
 AT_EMPTY_PATH = 0x1000
 AT_RECURSIVE = 0x8000
 AT_STATX_DONT_SYNC = 0x4000
+
+RESOLVE_NO_MAGICLINKS = 0x02
+RESOLVE_NO_SYMLINKS = 0x04
 
 FSOPEN_CLOEXEC = 0x1
 FSCONFIG_SET_FLAG = 0
@@ -155,6 +159,11 @@ def open_tree(dirfd: int, pathname: bytes, flags: int) -> int:
 
 def move_mount(from_dirfd: int, from_path: bytes, to_dirfd: int, to_path: bytes, flags: int) -> None:
     _check(_syscall(_MOVE_MOUNT, from_dirfd, from_path, to_dirfd, to_path, flags))
+
+
+def openat2(dirfd: int, pathname: bytes, flags: int, resolve: int) -> int:
+    how = struct.pack("=QQQ", flags, 0, resolve)
+    return _check(_syscall(_OPENAT2, dirfd, pathname, how, len(how)))
 
 
 def faccessat2(dirfd: int, pathname: bytes, mode: int, flags: int) -> None:

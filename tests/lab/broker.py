@@ -50,7 +50,12 @@ class Broker:
             self._directory.cleanup()
 
     def configure(self, configuration: str) -> None:
-        """Write the configuration file; `reload` or a start puts it into force."""
+        """Write the configuration file; `reload` or a start puts it into force.
+
+        Dead mounts stay, if it says nothing else: tests make some, and look at them.
+        """
+        if "dead_mounts_seconds" not in configuration:
+            configuration = f"dead_mounts_seconds = 0\n{configuration}"
         self.config.write_text(
             f'control_socket = "{self.directory}/control/control.sock"\n'
             f'state_directory = "{self.directory}/state"\n'

@@ -1,0 +1,218 @@
+"""What is mounted in the mount namespace of this process: looking at it, attaching, taking away.
+
+umount2(2) takes the topmost mount at a place, and move_mount(2) puts one on top of what is there, whatever that has
+become since somebody looked. So who changes something holds a lock on the mounts concerned, looks again under it, and
+looks once more afterwards. For the mounter's children, whose working directory is the mounter's /proc.
+"""
+
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+from broker import syscalls
+from broker.children import in_child
+
+#: To look at an entry: asks nothing of what is mounted there.
+LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Looked(NamedTuple):
+    """What `look` found: the kernel's number of the device, and the mount id."""
+
+    device: int
+    mount_id: int
+
+
+def look(descriptor: int) -> Looked:
+    """Return on which mount a descriptor is. Raises OSError."""
+    return Looked(*syscalls.statx_mount(descriptor))
+
+
+def look_up(directory: int, name: bytes) -> Looked:
+    """Return what is on an entry of a directory; it is not busy by that. Raises OSError."""
+    entry = os.open(name, LOOK, dir_fd=directory)
+    try:
+        return look(entry)
+    finally:
+        os.close(entry)
+
+
+@contextmanager
+def alone(locks: int, mount_ids: Sequence[int], seconds: int) -> Iterator[None]:
+    """Be the only one of the mounter's who changes what is mounted on these mounts.
+
+    A byte of the file `locks` stands for a mount. What is done meanwhile may block only for those who use the same
+    mounts. Raises OSError (ETIMEDOUT) after so many seconds.
+    """
+    give_up = time.monotonic() + seconds
+    while not all(_lock(locks, each) for each in mount_ids):
+        if time.monotonic() > give_up:
+            raise OSError(errno.ETIMEDOUT, "another operation on the same mount hangs")
+        time.sleep(0.002)
+    try:
+        yield
+    finally:
+        for each in mount_ids:
+            fcntl.lockf(locks, fcntl.LOCK_UN, 1, each)
+
+
+def _lock(locks: int, mount_id: int) -> bool:
+    try:
+        fcntl.lockf(locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, mount_id)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def attach(mount: int, mountpoint: int, locks: int, seconds: int) -> None:
+    """Attach the mount to the mountpoint, and to nothing else that has come to lie there since it was looked at.
+
+    Raises OSError, and nothing is attached then.
+    """
+    below = look(mountpoint).mount_id
+    mount_id = look(mount).mount_id
+    flags = syscalls.MOVE_MOUNT_F_EMPTY_PATH | syscalls.MOVE_MOUNT_T_EMPTY_PATH
+    with alone(locks, [below], seconds):
+        syscalls.move_mount(mount, b"", mountpoint, b"", flags)
+        if _parent_of(mount_id) == below:
+            return
+        with suppress(OSError):  # where it is not in this namespace, it goes with its last descriptor
+            syscalls.umount2(b"self/fd/%d" % mount, syscalls.MNT_DETACH)
+    raise OSError(errno.EBUSY, "the mountpoint is covered, or not in the caller's mount namespace")
+
+
+def detach(mount: int, mountpoint: int, locks: int, seconds: int) -> None:
+    """Take a mount away that was attached, as soon as nobody's mount lies on it.
+
+    Raises OSError (EBUSY) when that takes longer than half of `seconds`.
+    """
+    below = look(mountpoint).mount_id
+    mount_id = look(mount).mount_id
+    give_up = time.monotonic() + seconds / 2
+    while time.monotonic() < give_up:
+        with alone(locks, [below, mount_id], seconds):
+            if _parent_of(mount_id) is None:
+                return  # somebody else has unmounted it
+            if not _is_covered(mount_id):
+                syscalls.umount2(b"self/fd/%d" % mount, syscalls.MNT_DETACH)
+                return
+        time.sleep(0.05)
+    raise OSError(errno.EBUSY, "another mount lies on it")
+
+
+def unmount(directory: int, name: bytes, looked: Looked, lazy: bool, locks: int, seconds: int) -> None:
+    """Unmount what was looked at on that entry. Raises OSError.
+
+    Only a lazy unmount can be asked of a descriptor; for any other the descriptor would be what keeps it busy. So
+    there a name is left to be looked up again, which somebody who may rename entries of the directory in a mount
+    namespace where they are no mountpoints could exchange in the moment after it was checked.
+    """
+    with alone(locks, [look(directory).mount_id, looked.mount_id], seconds):
+        if _is_covered(looked.mount_id):
+            raise OSError(errno.EBUSY, "another mount lies on it")
+        entry = os.open(name, LOOK, dir_fd=directory)
+        if look(entry) != looked:
+            raise OSError(errno.EBUSY, "another mount has come")
+        if lazy:
+            syscalls.umount2(b"self/fd/%d" % entry, syscalls.MNT_DETACH)
+            os.close(entry)
+        else:
+            os.close(entry)
+            os.fchdir(directory)
+            syscalls.umount2(name, syscalls.UMOUNT_NOFOLLOW)
+
+
+def unmount_dead(device: int, locks: int, seconds: int) -> int:
+    """Unmount the FUSE filesystem of that device wherever it is mounted, if nobody serves it; return how many times.
+
+    Raises OSError.
+    """
+    reaped = 0
+    for line in _mountinfo().splitlines()[1:]:
+        mount_id, _, number, _, place, _ = line.split(b" ", 5)
+        fuse = fuse_of(int(mount_id))
+        if fuse is None or number != b"%d:%d" % (device >> 20, device & 0xFFFFF):
+            continue
+        resolve = syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_NO_MAGICLINKS
+        entry = syscalls.openat2(syscalls.AT_FDCWD, _unescaped(place), LOOK, resolve)
+        if look(entry) == (device, int(mount_id)) and is_dead(entry, *fuse):
+            with alone(locks, [int(mount_id)], seconds):
+                if not _is_covered(int(mount_id)):
+                    syscalls.umount2(b"self/fd/%d" % entry, syscalls.MNT_DETACH)
+                    reaped += 1
+        os.close(entry)
+    return reaped
+
+
+def is_dead(entry: int, uid: int, gid: int) -> bool:
+    """Whether nobody serves the FUSE filesystem of that user on which `entry` is. Asks it, so this may block.
+
+    It answers nobody but its user, if not told otherwise; so the question is put by a child that is this user.
+    """
+
+    def ask() -> None:
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+        os.statvfs(entry)
+
+    try:
+        in_child(ask, keep=[entry], capabilities=[syscalls.CAP_SETUID, syscalls.CAP_SETGID])
+    except OSError as error:
+        return error.errno == errno.ENOTCONN
+    return False
+
+
+def fuse_of(mount_id: int) -> tuple[int, int] | None:
+    """Return user_id and group_id of a FUSE filesystem; None if the mount is not one."""
+    filesystem, _, options = (_line_of(mount_id).partition(b" - ")[2] + b"  ").split(b" ", 2)
+    if filesystem.partition(b".")[0] != b"fuse":
+        return None
+    values = dict(option.split(b"=", 1) for option in options.split(b",") if b"=" in option)
+    return int(values[b"user_id"]), int(values[b"group_id"])
+
+
+def _mountinfo() -> bytes:
+    """Return /proc/self/mountinfo (proc_pid_mountinfo(5)), with a newline before each line."""
+    descriptor = os.open("self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+    with open(descriptor, "rb", buffering=0) as file:
+        return b"\n" + file.readall()
+
+
+def _line_of(mount_id: int) -> bytes:
+    """Return what mountinfo says of a mount, after its id; empty if it is not in this mount namespace."""
+    return _mountinfo().partition(b"\n%d " % mount_id)[2].partition(b"\n")[0]
+
+
+def _parent_of(mount_id: int) -> int | None:
+    """Return the id of the mount that a mount lies on; None if it is not in this mount namespace."""
+    line = _line_of(mount_id)
+    return int(line.partition(b" ")[0]) if line else None
+
+
+def _is_covered(mount_id: int) -> bool:
+    """Whether another mount lies on this one; one in a directory of it does not."""
+    places = {}
+    covering = []
+    for line in _mountinfo().splitlines()[1:]:
+        each, parent, _, _, place, _ = line.split(b" ", 5)
+        places[each] = place
+        if parent == b"%d" % mount_id:
+            covering.append(place)
+    return places.get(b"%d" % mount_id) in covering
+
+
+def _unescaped(place: bytes) -> bytes:
+    """Return a path of mountinfo, in which the kernel writes blanks and backslashes as octal numbers."""
+    first, *rest = place.split(b"\\")
+    return first + b"".join(bytes([int(each[:3], 8)]) + each[3:] for each in rest)
+
+
+def rehearse(locks: int) -> None:
+    """Go through the motions of attaching a mount."""
+    _parent_of(0)
+    with alone(locks, [0], 1):
+        pass

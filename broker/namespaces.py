@@ -1,0 +1,73 @@
+"""Entering the namespaces of another process, by its pidfd. Used by the mounter's children."""
+
+import errno
+import fcntl
+import os
+
+from broker import syscalls
+
+
+def join_user_namespace(pidfd: int) -> bool:
+    """Join the process's user namespace; whether it is another than this one. Raises OSError."""
+    try:
+        syscalls.setns(pidfd, syscalls.CLONE_NEWUSER)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return False
+    return True
+
+
+def join_mount_namespace(pidfd: int, proc: int) -> int:
+    """Join the process's mount namespace, with `proc`, the mounter's own /proc, as working directory; return its inode.
+
+    The process may have gone to other namespaces since its user namespace was joined. A filesystem with the uids of
+    one would be in the hands of the root of the other then, who could make it hold devices. So the one must belong to
+    the other. Raises OSError.
+    """
+    syscalls.setns(pidfd, syscalls.CLONE_NEWNS)
+    os.fchdir(proc)
+    check_owner_of_mount_namespace()
+    return os.stat("self/ns/mnt").st_ino
+
+
+def check_owner_of_mount_namespace() -> None:
+    """Raise PermissionError unless the mount namespace belongs to the user namespace of this process."""
+    namespace = os.open("self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    owner = fcntl.ioctl(namespace, syscalls.NS_GET_USERNS)
+    belongs = os.path.samestat(os.fstat(owner), os.stat("self/ns/user"))
+    os.close(owner)
+    os.close(namespace)
+    if not belongs:
+        raise PermissionError(errno.EPERM, "the mount namespace is another user namespace's")
+
+
+def join_pid_namespace(pidfd: int, proc: int, traced: bool) -> bool:
+    """Have children be in the process's pid namespace; whether they are.
+
+    Not if the namespace is not below this one (a broker without hostPID), and not if somebody in it has CAP_SYS_PTRACE
+    over the mounter's user namespace, and so over a child that may mount (`traced`).
+    """
+    own = os.stat("self/ns/pid", dir_fd=proc).st_ino
+    try:
+        syscalls.setns(pidfd, syscalls.CLONE_NEWPID)
+    except OSError:
+        return False
+    if traced and os.stat("self/ns/pid_for_children", dir_fd=proc).st_ino != own:
+        back = os.open("self/ns/pid", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
+        syscalls.setns(back, syscalls.CLONE_NEWPID)
+        os.close(back)
+        return False
+    return True
+
+
+def capabilities_of(pid: int, proc: int) -> tuple[int, int]:
+    """Return the bounding and the effective set of a process, as bits; none for one that is not to be seen."""
+    try:
+        status = os.open(f"{pid}/status", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
+    except OSError:
+        return 0, 0
+    with open(status, "rb", buffering=0) as file:
+        lines = file.readall().splitlines()
+    sets = dict(line.split(b":\t", 1) for line in lines if line.startswith(b"Cap"))
+    return int(sets[b"CapBnd"], 16), int(sets[b"CapEff"], 16)

@@ -1,0 +1,133 @@
+"""Mounts whose FUSE program is gone: the broker finds and removes them, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.conftest import RunBroker, containers, wait_until
+from tests.e2e.hostile import fuse_mounts, in_private_namespace, mount, unmount
+from tests.lab.broker import Broker
+from tests.lab.images import BUSYBOX, image_tag
+from tests.lab.podman import Container
+
+pytestmark = pytest.mark.e2e
+
+MOUNTPOINT = "/home/user/mnt"
+ON = "dead_mounts_seconds = 1"
+SOON = 5  # seconds, what is promised
+
+
+@pytest.fixture
+def reaping(run_broker: RunBroker) -> Broker:
+    return run_broker(ON)
+
+
+def program_in(container: Container) -> psutil.Process:
+    """Start the FUSE program in the container; return it when it has mounted."""
+    container.start(["whoamifs", "-f", MOUNTPOINT])
+    wait_until(lambda: container.fuse_mounts(MOUNTPOINT))
+    (program,) = [pid for pid in container.processes() if psutil.Process(pid).name() == "whoamifs"]
+    return psutil.Process(program)
+
+
+@pytest.mark.parametrize("user", [None, "1000:1000"])
+@pytest.mark.parametrize("user_namespace", [False, True])
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_what_a_program_leaves_is_gone_soon(
+    reaping: Broker, user: str | None, user_namespace: bool, end: signal.Signals
+) -> None:
+    with containers(reaping) as start:
+        container = start(image_tag(BUSYBOX), user=user, user_namespace=user_namespace)
+        program_in(container).send_signal(end)
+        wait_until(lambda: not container.fuse_mounts(), SOON)
+
+
+def test_it_is_told_in_the_log_which_mount_it_was(reaping: Broker) -> None:
+    with containers(reaping) as start:
+        container = start(image_tag(BUSYBOX))
+        program_in(container).kill()
+        (record,) = reaping.wait_for("unmounted a dead mount")
+        (mounted,) = reaping.records("mount mounted")
+        assert (record["request_id"], record["mountpoint"]) == (mounted["request_id"], MOUNTPOINT)
+
+
+def test_a_program_that_hangs_is_left_alone_and_not_asked(reaping: Broker) -> None:
+    with containers(reaping) as start:
+        container = start(image_tag(BUSYBOX))
+        program = program_in(container)
+        program.suspend()
+        try:
+            time.sleep(4)
+            assert container.fuse_mounts(MOUNTPOINT)
+            mounter = psutil.Process(reaping.status()["mounter"]["pid"])
+            states = [child.status() for child in mounter.children()]
+            assert psutil.STATUS_DISK_SLEEP not in states
+        finally:
+            program.resume()
+        assert container.exec(["ls", MOUNTPOINT]).stdout.split() == ["files", "whoami"]
+        container.exec(["fusermount3", "-u", MOUNTPOINT])
+
+
+def test_a_mount_that_died_while_the_broker_was_down_is_gone_soon_after_it_is_up(reaping: Broker) -> None:
+    with containers(reaping) as start:
+        container = start(image_tag(BUSYBOX))
+        program = program_in(container)
+        reaping.stop()
+        program.kill()
+        time.sleep(1)
+        assert container.fuse_mounts(MOUNTPOINT)
+        reaping.start()
+        wait_until(lambda: not container.fuse_mounts(), SOON)
+
+
+def test_a_descriptor_on_its_way_between_processes_is_not_death(reaping: Broker, tmp_path: Path) -> None:
+    """While it is in a socket, no process has it, and yet somebody will serve."""
+
+    def body() -> None:
+        device = mount(reaping, tmp_path)
+        here, there = socket.socketpair()
+        socket.send_fds(here, [b"x"], [device])
+        os.close(device)
+        time.sleep(4)
+        assert len(fuse_mounts()) == 1
+        there.close()
+        here.close()
+        wait_until(lambda: not fuse_mounts(), 40)
+
+    in_private_namespace(body)
+
+
+@pytest.mark.usefixtures("reaping")
+def test_a_dead_mount_that_was_not_made_through_the_broker_stays(tmp_path: Path) -> None:
+    def body() -> None:
+        ours, theirs = socket.socketpair()
+        command = ["/usr/bin/fusermount3", "--", str(tmp_path)]
+        environment = {"_FUSE_COMMFD": str(theirs.fileno())}
+        subprocess.run(command, env=environment, pass_fds=[theirs.fileno()], check=True)
+        _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
+        os.close(descriptors[0])
+        time.sleep(4)
+        assert len(fuse_mounts()) == 1
+        subprocess.run(["umount", "--lazy", tmp_path], check=True)
+
+    in_private_namespace(body)
+
+
+def test_where_it_is_switched_off_dead_mounts_stay(run_broker: RunBroker, tmp_path: Path) -> None:
+    broker = run_broker("dead_mounts_seconds = 0")
+
+    def body() -> None:
+        os.close(mount(broker, tmp_path))
+        time.sleep(4)
+        assert len(fuse_mounts()) == 1
+        unmount(broker, tmp_path)
+
+    in_private_namespace(body)
