@@ -54,7 +54,7 @@ _LONGEST_TEXT = 16 * 1024
 async def serve(front: Front, channel: Channel) -> None:
     """Serve the caller at the other end of `channel`."""
     call = Call(front, channel)
-    with channel, call.held:
+    with call.held, channel:  # the connection is closed before the conversation ends
         try:
             await call.serve()
         except Refusal as refusal:
@@ -79,9 +79,11 @@ class Call:
         self._front = front
         self._channel = channel
         self._begun = time.monotonic()
-        self._operation = "request"
+        self._name = "request"
+        self._operation: Operation | None = None
         self._known: dict[str, log.Value] = {}
         self._command = self._container = ""
+        self._warnings: tuple[bytes, ...] = ()
 
     async def serve(self) -> None:
         """Receive the request and carry it out. Raises Refusal, ProtocolError, HungUp, PeerGone."""
@@ -92,7 +94,7 @@ class Call:
         self.held.callback(os.close, peer.pidfd)
         self._known |= {"caller_uid": peer.uid, "caller_gid": peer.gid, "caller_pid": peer.pid}
         request = await self._read_request()
-        self._operation = request.OPERATION
+        self._name = request.OPERATION
         self._known["mountpoint"] = request.mountpoint
         if isinstance(request, MountRequest):
             self._known["options"] = request.options
@@ -114,8 +116,9 @@ class Call:
 
     def _begin(self, peer: Peer, start: StartMount | StartUnmount) -> Operation:
         """Have the mounter begin; the operation ends with the call at the latest. Raises MounterFailed."""
-        operation = self._front.mounter.begin(start, [self._channel.socket.fileno(), peer.pidfd])
-        return self.held.enter_context(operation)
+        descriptors = [self._channel.socket.fileno(), peer.pidfd]
+        self._operation = self.held.enter_context(self._front.mounter.begin(start, descriptors))
+        return self._operation
 
     def _describe(self, peer: Peer) -> None:
         """Look up, for the log, what people call the caller; takes a while, so it is done while the mounter works."""
@@ -160,6 +163,8 @@ class Call:
         Raises Refusal and what `operation` raises.
         """
         guess = self._guess(peer, request)
+        if guess:
+            self._warnings = tuple(guess.warnings.splitlines())
         operation.say(guess or Ask())
         self._describe(peer)
         said = await operation.hear()
@@ -172,6 +177,7 @@ class Call:
         others = self._front.mounting - 1  # in whatever namespace: they are counted before they are there
         live = self._front.registry.count(MountNamespace(said.mount_namespace), limit - others) + others
         plan = policy.decide_mount(self.id.encode(), request, said, live, self._front.configuration)
+        self._warnings = tuple(plan.warnings.splitlines())
         operation.say(plan)
         return plan, await operation.hear()
 
@@ -186,6 +192,7 @@ class Call:
             root_mode=stat.S_IFDIR,
             foreign_sticky=False,
             filesystem=self._front.usual_filesystem,
+            search_errno=0,
             access_errno=0,
             mount_namespace=0,
         )
@@ -277,23 +284,25 @@ class Call:
         """Tell the caller, if it is still there, and the log."""
         self.decided(log.NOTICE, "refused", errno=refusal.errno, text=refusal.text)
         with suppress(HungUp):
-            reply = Reply(self.id.encode(), refusal.errno, refusal.text[:_LONGEST_TEXT], refusal.warnings)
+            warnings = refusal.warnings or self._warnings
+            reply = Reply(self.id.encode(), refusal.errno, refusal.text[:_LONGEST_TEXT], warnings)
             self._channel.send(wire.encode_reply(reply))
 
     def hang_up(self) -> None:
-        """End the connection; what the caller said that nobody wanted goes to somebody who may take long to lose it."""
-        if not self._channel.shut():
+        """End the connection, as far as it is the front's: see `channel` for why somebody else closes it last."""
+        self._channel.shut()
+        if self._operation and self._operation.alive:
             return
         try:
-            self._front.mounter.dismiss(self._channel.socket)
+            self.held.enter_context(self._front.mounter.dismiss(self._channel.socket))
         except MounterFailed as error:
             self._front.log(log.ERROR, str(error))
 
     def decided(self, priority: int, result: str, **fields: log.Value) -> None:
         """Write the one record of the call."""
-        self._front.requests[f"{self._operation} {result.partition(':')[0]}"] += 1
+        self._front.requests[f"{self._name} {result.partition(':')[0]}"] += 1
         took = round(1000 * (time.monotonic() - self._begun), 2)
-        message = f"{self._operation} {result}"
+        message = f"{self._name} {result}"
         self._front.log(priority, message, request_id=self.id, milliseconds=took, **self._known, **fields)
 
 

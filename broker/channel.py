@@ -2,12 +2,13 @@
 
 The front takes no descriptor from anybody. Closing one can take for ever (a file of a FUSE filesystem is flushed, a
 socket may linger, a mount that was detached ends with it), and even a descriptor that was not asked for has to be
-closed by whoever takes the record that it came with. So what a caller says is only looked at here; the mounter's
-child takes it.
+closed by whoever takes the record that it came with, or closes the connection last. So what a caller says is only
+looked at here; a child of the mounter takes it, and is the last who has the connection.
 """
 
 import asyncio
 import socket
+from contextlib import suppress
 from types import TracebackType
 
 from fusermount3_proxy import wire
@@ -76,13 +77,10 @@ class Channel:
         except OSError:
             raise HungUp from None
 
-    def shut(self) -> bool:
-        """Tell the peer that it is over; whether something that it said was not taken."""
-        try:
+    def shut(self) -> None:
+        """Tell the peer that it is over; it can say no more."""
+        with suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
-            return bool(self.socket.recvmsg(1, 0, socket.MSG_PEEK)[0])
-        except OSError:
-            return False
 
     async def _readable(self) -> None:
         loop = asyncio.get_running_loop()

@@ -140,13 +140,14 @@ def _rehearse(opened: Descriptors) -> None:
     os.close(os.open("dev/fuse", os.O_RDWR | os.O_CLOEXEC, dir_fd=opened.devices))
 
 
-_REHEARSED_FACTS = plan.MountFacts(0, 0, 0, False, 0, 0, 0)
+_REHEARSED_FACTS = plan.MountFacts(0, 0, 0, False, 0, 0, 0, 0)
 _REHEARSED_PLAN = plan.MountPlan(
     uid=0,
     gid=0,
     root_mode=stat.S_IFDIR,
     foreign_sticky=False,
     filesystem=0,
+    search_errno=0,
     access_errno=0,
     request=b"rehearsal",
     warnings=b"",
@@ -186,23 +187,14 @@ def _receive(connection: socket.socket, flags: int = 0) -> tuple[bytes, list[int
 
 def _operate(opened: Descriptors, start: Record, descriptors: list[int]) -> None:
     """Carry one operation out, and tell the front if that fails."""
-    if isinstance(start, plan.StartDismissal):
-        _dismiss(socket.socket(fileno=descriptors[0]))
-        return
-    if not isinstance(start, plan.StartMount | plan.StartUnmount | plan.StartReap):
+    if not isinstance(start, plan.StartMount | plan.StartUnmount | plan.StartReap | plan.StartDismissal):
         return
     talk = Conversation(descriptors[0], start.seconds)
     try:
-        if isinstance(start, plan.StartReap):
+        if isinstance(start, plan.StartMount | plan.StartUnmount):
+            _serve_caller(opened, talk, start, *descriptors[1:])
+        elif isinstance(start, plan.StartReap):
             _reap(opened, talk, descriptors[1], start.device)
-            return
-        with talk.bounded("join"):
-            caller = Caller(opened, descriptors[1])
-            caller.join(opened, descriptors[2])
-        if isinstance(start, plan.StartMount):
-            _mount(talk, caller, caller.pinned)
-        else:
-            _unmount(talk, caller, caller.pinned, start)
     except StepError as error:
         talk.say(plan.Failed(error.errno, error.step.encode()))
     except BadRequest as bad:
@@ -211,13 +203,19 @@ def _operate(opened: Descriptors, start: Record, descriptors: list[int]) -> None
         pass
     except Exception as error:
         talk.say(plan.Failed(errno.EIO, repr(error).encode()))
+    talk.wait_for_end()
 
 
-def _dismiss(connection: socket.socket) -> None:
-    """Take all that a caller has said; it can say no more. What came with it is closed by the end of this process."""
-    with suppress(OSError, wire.ProtocolError):
-        while _receive(connection, socket.MSG_DONTWAIT)[0]:
-            pass
+def _serve_caller(
+    opened: Descriptors, talk: "Conversation", start: plan.StartMount | plan.StartUnmount, connection: int, pidfd: int
+) -> None:
+    with talk.bounded("join"):
+        caller = Caller(opened, connection)
+        caller.join(opened, pidfd)
+    if isinstance(start, plan.StartMount):
+        _mount(talk, caller, caller.pinned)
+    else:
+        _unmount(talk, caller, caller.pinned, start)
 
 
 class BadRequest(Exception):
@@ -262,6 +260,12 @@ class Conversation:
             return plan.load(data)
         except (OSError, wire.ProtocolError):
             raise HungUp from None
+
+    def wait_for_end(self) -> None:
+        """Return when the front has hung up."""
+        with suppress(OSError):
+            while self._socket.recv(wire.MAX_MESSAGE):
+                pass
 
     def die_with_front(self) -> None:
         """Have SIGIO kill this process when the front hangs up, for a wait in which nothing else would tell it."""
@@ -408,21 +412,30 @@ def _rests_on(wanted: Record, facts: plan.MountFacts) -> bool:
 
 
 def _mount_facts(caller: Caller, mountpoint: int) -> plan.MountFacts:
+    fuse = mounts.fuse_of(mounts.look(mountpoint).mount_id)
+    if fuse and fuse.uid != caller.uid and not fuse.allow_other:
+        # FUSE would refuse it to the caller, but not to this process, whose real uid is its own.
+        raise OSError(errno.EACCES, "another user's FUSE filesystem")
     status = os.fstat(mountpoint)
-    access_errno = 0
-    try:
-        syscalls.faccessat2(mountpoint, b"", os.W_OK, syscalls.AT_EMPTY_PATH | syscalls.AT_EACCESS)
-    except OSError as error:
-        access_errno = error.errno or 0
     return plan.MountFacts(
         uid=caller.uid,
         gid=caller.gid,
         root_mode=stat.S_IFMT(status.st_mode),
         foreign_sticky=bool(status.st_mode & stat.S_ISVTX) and not _owns(caller, status.st_uid),
         filesystem=syscalls.fstatfs_type(mountpoint),
-        access_errno=access_errno,
+        search_errno=_access(mountpoint, os.X_OK) if stat.S_ISDIR(status.st_mode) else 0,
+        access_errno=_access(mountpoint, os.W_OK),
         mount_namespace=caller.mount_namespace,
     )
+
+
+def _access(mountpoint: int, mode: int) -> int:
+    """Return 0 if the caller may do that there, else the errno that says why not."""
+    try:
+        syscalls.faccessat2(mountpoint, b"", mode, syscalls.AT_EMPTY_PATH | syscalls.AT_EACCESS)
+        return 0
+    except OSError as error:
+        return error.errno or errno.EIO
 
 
 def _owns(caller: Caller, owner: int) -> bool:
@@ -466,11 +479,11 @@ def _unmount_facts(caller: Caller, directory: int, start: plan.StartUnmount) -> 
 def _is_dead(caller: Caller, directory: int, name: bytes, looked: mounts.Looked) -> bool:
     """Whether a FUSE filesystem of the caller's is on the entry that nobody serves."""
     fuse = mounts.fuse_of(looked.mount_id)
-    if fuse is None or fuse[0] != caller.uid:
+    if fuse is None or fuse.uid != caller.uid:
         return False
     entry = os.open(name, mounts.LOOK, dir_fd=directory)
     try:
-        return mounts.is_dead(entry, *fuse)
+        return mounts.is_dead(entry, fuse)
     finally:
         os.close(entry)
 

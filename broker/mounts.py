@@ -41,6 +41,14 @@ def look_up(directory: int, name: bytes) -> Looked:
         os.close(entry)
 
 
+class Fuse(NamedTuple):
+    """Whose a FUSE filesystem is, as mountinfo says (proc_pid_mountinfo(5)), and whether others may enter it."""
+
+    uid: int
+    gid: int
+    allow_other: bool
+
+
 @contextmanager
 def alone(locks: int, mount_ids: Sequence[int], seconds: int) -> Iterator[None]:
     """Be the only one of the mounter's who changes what is mounted on these mounts.
@@ -139,7 +147,7 @@ def unmount_dead(device: int, locks: int, seconds: int) -> int:
             continue
         resolve = syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_NO_MAGICLINKS
         entry = syscalls.openat2(syscalls.AT_FDCWD, _unescaped(place), LOOK, resolve)
-        if look(entry) == (device, int(mount_id)) and is_dead(entry, *fuse):
+        if look(entry) == (device, int(mount_id)) and is_dead(entry, fuse):
             with alone(locks, [int(mount_id)], seconds):
                 if not _is_covered(int(mount_id)):
                     syscalls.umount2(b"self/fd/%d" % entry, syscalls.MNT_DETACH)
@@ -148,15 +156,15 @@ def unmount_dead(device: int, locks: int, seconds: int) -> int:
     return reaped
 
 
-def is_dead(entry: int, uid: int, gid: int) -> bool:
-    """Whether nobody serves the FUSE filesystem of that user on which `entry` is. Asks it, so this may block.
+def is_dead(entry: int, fuse: Fuse) -> bool:
+    """Whether nobody serves the FUSE filesystem on which `entry` is. Asks it, so this may block.
 
     It answers nobody but its user, if not told otherwise; so the question is put by a child that is this user.
     """
 
     def ask() -> None:
-        os.setresgid(gid, gid, gid)
-        os.setresuid(uid, uid, uid)
+        os.setresgid(fuse.gid, fuse.gid, fuse.gid)
+        os.setresuid(fuse.uid, fuse.uid, fuse.uid)
         os.statvfs(entry)
 
     try:
@@ -166,13 +174,14 @@ def is_dead(entry: int, uid: int, gid: int) -> bool:
     return False
 
 
-def fuse_of(mount_id: int) -> tuple[int, int] | None:
-    """Return user_id and group_id of a FUSE filesystem; None if the mount is not one."""
+def fuse_of(mount_id: int) -> Fuse | None:
+    """Return whose FUSE filesystem a mount is; None if it is not one."""
     filesystem, _, options = (_line_of(mount_id).partition(b" - ")[2] + b"  ").split(b" ", 2)
     if filesystem.partition(b".")[0] != b"fuse":
         return None
-    values = dict(option.split(b"=", 1) for option in options.split(b",") if b"=" in option)
-    return int(values[b"user_id"]), int(values[b"group_id"])
+    given = options.split(b",")
+    values = dict(option.split(b"=", 1) for option in given if b"=" in option)
+    return Fuse(int(values[b"user_id"]), int(values[b"group_id"]), b"allow_other" in given)
 
 
 def _mountinfo() -> bytes:

@@ -77,7 +77,9 @@ class Mounter:
         self._control.close()
         self._process.wait()
 
-    def begin(self, start: plan.StartMount | plan.StartUnmount | plan.StartReap, descriptors: list[int]) -> "Operation":
+    def begin(
+        self, start: plan.StartMount | plan.StartUnmount | plan.StartReap | plan.StartDismissal, descriptors: list[int]
+    ) -> "Operation":
         """Have a child begin with `start`, and the descriptors that it takes besides. Raises MounterFailed."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -88,9 +90,9 @@ class Mounter:
                 raise
         return Operation(ours, start.seconds)
 
-    def dismiss(self, connection: socket.socket) -> None:
-        """Have a child take, and lose, what a caller has said and nobody wants. Raises MounterFailed."""
-        self._send(plan.StartDismissal(), [connection.fileno()])
+    def dismiss(self, connection: socket.socket) -> "Operation":
+        """Have a child be the last who has a caller's connection, after this operation. Raises MounterFailed."""
+        return self.begin(plan.StartDismissal(seconds=0), [connection.fileno()])
 
     def _send(self, start: plan.Record, descriptors: list[int]) -> None:
         if self._process.poll() is not None:
@@ -111,6 +113,8 @@ class Operation:
 
     def __init__(self, conversation: socket.socket, seconds: int) -> None:
         self._channel = Channel(conversation)
+        #: Whether the child is there, as far as is known: it ends after the conversation.
+        self.alive = True
         #: The child's own alarm is what ends a step; this is only for a child that can't even be killed.
         self._patience = seconds + 1
 
@@ -127,11 +131,6 @@ class Operation:
         with suppress(HungUp):
             self._channel.send(plan.dump(record))
 
-    async def ended(self) -> None:
-        """Return when the child is gone, and with it its hold on the mount, which is busy until then."""
-        with suppress(OperationEnded, OperationFailed):
-            await self.hear()
-
     async def hear(self, seconds: int | None = None) -> plan.Record:
         """Return what the child says, within the time of a step or `seconds`.
 
@@ -141,6 +140,7 @@ class Operation:
             async with asyncio.timeout(self._patience if seconds is None else seconds + 1):
                 data = await self._channel.receive()
         except (HungUp, TimeoutError, wire.ProtocolError):
+            self.alive = False
             raise OperationEnded from None
         try:
             record = plan.load(data)
@@ -160,11 +160,10 @@ class Operation:
         return record
 
     async def undo(self) -> bool:
-        """Hang up on purpose, and wait until the child has unmounted again and is gone; whether it has."""
+        """Hang up on purpose, and wait until the child has unmounted again; whether it has."""
         self._channel.socket.shutdown(socket.SHUT_WR)
         try:
             await self.expect(plan.RolledBack)
         except (OperationEnded, OperationFailed):
             return False
-        await self.ended()
         return True

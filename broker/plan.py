@@ -17,6 +17,8 @@ Before it says `Mounted`, the child has sent the descriptor to the caller. It ma
 gone. The front may hang up at any of its turns: what was mounted by then is unmounted again, and the child says
 `RolledBack`, if anybody still listens.
 
+The child ends when the conversation has, and so is the last who has the caller's connection, and what is left in it.
+
 The mounter trusts neither the front nor its own reading: a record is loaded only when it has exactly the fields of
 its class, each of the right type and within bounds. There is no field for flags that a caller chooses: what is
 always so (nosuid, nodev) is no field at all.
@@ -65,7 +67,9 @@ class Reaped(NamedTuple):
 
 
 class StartDismissal(NamedTuple):
-    """To the mounter, with a caller's connection: take what it said, and close what came with it."""
+    """To the mounter, with two descriptors: conversation, a caller's connection. Close that, when the front has."""
+
+    seconds: int
 
 
 class BadDescriptors(NamedTuple):
@@ -78,8 +82,8 @@ class MountFacts(NamedTuple):
     """Who asks, as their user namespace sees them, and what they point at, as they themselves may see it.
 
     `root_mode` is the S_IFMT part of the mountpoint's st_mode; `foreign_sticky`: it is a sticky directory of somebody
-    else; `filesystem` is its statfs f_type; `access_errno` is 0 or what access(2) for writing it says;
-    `mount_namespace` is the inode number of the caller's.
+    else; `filesystem` is its statfs f_type; `search_errno` is 0 or why a directory can't be entered, `access_errno` 0
+    or what access(2) for writing it says; `mount_namespace` is the inode number of the caller's.
     """
 
     uid: int
@@ -87,6 +91,7 @@ class MountFacts(NamedTuple):
     root_mode: int
     foreign_sticky: bool
     filesystem: int
+    search_errno: int
     access_errno: int
     mount_namespace: int
 
@@ -103,6 +108,7 @@ class MountPlan(NamedTuple):
     root_mode: int
     foreign_sticky: bool
     filesystem: int
+    search_errno: int
     access_errno: int
     request: bytes
     warnings: bytes

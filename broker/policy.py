@@ -66,6 +66,9 @@ def _check_mountpoint(path: bytes, facts: MountFacts, configuration: Configurati
     if not is_directory and not stat.S_ISREG(facts.root_mode):
         raise Refusal(EINVAL, b"mountpoint %b is not a directory or a regular file" % path)
     if not privileged:
+        if is_directory and facts.search_errno:
+            reason = os.strerror(facts.search_errno).encode()
+            raise Refusal(facts.search_errno, b"failed to chdir to mountpoint: %b" % reason)
         if is_directory and facts.foreign_sticky:
             raise Refusal(EPERM, b"mountpoint %b not owned by user" % path)
         if is_directory and facts.access_errno:
@@ -84,6 +87,7 @@ def _plan(id: bytes, request: MountRequest, wanted: options.MountOptions, facts:
         root_mode=facts.root_mode,
         foreign_sticky=facts.foreign_sticky,
         filesystem=facts.filesystem,
+        search_errno=facts.search_errno,
         access_errno=facts.access_errno,
         request=id,
         warnings=b"\n".join(wanted.warnings),

@@ -20,7 +20,6 @@ from posix import (
 
 from fusermount3_proxy.failure import Failure, reason
 
-
 #: Of linux/limits.h; the second counts the NUL at the end.
 NAME_MAX = 255
 PATH_MAX = 4096
@@ -82,7 +81,7 @@ def _locate(path: bytes) -> Place:
         above = _enter(directory + slash or b".")
         return Place(above, name, getcwdb().rstrip(b"/") + b"/" + name)
     except (NotADirectoryError, PermissionError) as error:
-        if not directory:
+        if not directory or (directory.endswith(b"/") and isinstance(error, NotADirectoryError)):
             raise
         return Place(-1, name, _resolve(directory) + b"/" + name, error)
 
