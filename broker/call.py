@@ -148,7 +148,7 @@ class Call:
         if await self._committed():
             self._front.registry.add(mount)
             operation.say(Keep())  # a child that was killed can't undo the mount: it stays all the same
-            with suppress(OperationEnded, OperationFailed):
+            with suppress(OperationEnded, OperationFailed, OperationRefused):
                 await operation.expect(Kept)
             self.decided(log.INFO, "mounted", device=mount.device, type=mount.type, source=mount.source)
         elif await operation.undo():

@@ -14,7 +14,8 @@ from systemd import journal
 #: Priorities of syslog(3).
 ERROR, WARNING, NOTICE, INFO = 3, 4, 5, 6
 
-#: What of a value is logged, in bytes: a caller chooses some, and must not fill the disk with them.
+#: How much of a value is logged, before what is not printable is escaped: a caller chooses some, and must not fill
+#: the disk with them.
 LONGEST_FIELD = 4096
 
 Value = str | int | float | bytes

@@ -305,7 +305,8 @@ class Caller:
 
     def __init__(self, opened: Descriptors, connection: int) -> None:
         """Take the request, and the descriptor that it pins. Raises BadRequest, OSError."""
-        self._connection = socket.socket(fileno=connection)
+        # A copy: the descriptor itself stays open until this process ends, after the front has closed its own.
+        self._connection = socket.socket(fileno=os.dup(connection))
         self.locks = opened.locks
         descriptors = self.take()
         if len(descriptors) != 1 or not fcntl.fcntl(descriptors[0], fcntl.F_GETFL) & os.O_PATH:
@@ -394,13 +395,16 @@ def _mount(talk: Conversation, caller: Caller, mountpoint: int) -> None:
         talk.say(plan.Mounted(device, caller.mount_namespace, caller.pids_visible))
         if not isinstance(talk.hear(), plan.Keep):
             raise HungUp
-        os.close(mount)  # before the front is told that this is done: the mount is busy as long as it is open
-        with suppress(OSError):
+        with talk.bounded("let go"):  # before the front is told: what is open is busy
+            os.close(mount)
+            os.close(mountpoint)
             caller.take()
         talk.say(plan.Kept())
     except HungUp:
         with talk.bounded("roll back"):
             mounts.detach(mount, mountpoint, caller.locks, talk.seconds)
+            os.close(mount)
+            os.close(mountpoint)
         talk.say(plan.RolledBack())
 
 
@@ -452,6 +456,7 @@ def _unmount(talk: Conversation, caller: Caller, directory: int, start: plan.Sta
         return
     with talk.bounded("unmount"):
         mounts.unmount(directory, start.name, looked, wanted.lazy, caller.locks, talk.seconds)
+        os.close(directory)  # before the front is told: what it is on is busy as long as it is open
     talk.say(plan.Unmounted())
 
 

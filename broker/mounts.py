@@ -128,10 +128,15 @@ def unmount(directory: int, name: bytes, looked: Looked, lazy: bool, locks: int,
         if lazy:
             syscalls.umount2(b"self/fd/%d" % entry, syscalls.MNT_DETACH)
             os.close(entry)
-        else:
-            os.close(entry)
-            os.fchdir(directory)
+            return
+        os.close(entry)
+        here = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        os.fchdir(directory)
+        try:
             syscalls.umount2(name, syscalls.UMOUNT_NOFOLLOW)
+        finally:
+            os.fchdir(here)  # or the directory would be busy
+            os.close(here)
 
 
 def unmount_dead(device: int, locks: int, seconds: int) -> int:

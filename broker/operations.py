@@ -164,6 +164,6 @@ class Operation:
         self._channel.socket.shutdown(socket.SHUT_WR)
         try:
             await self.expect(plan.RolledBack)
-        except (OperationEnded, OperationFailed):
+        except (OperationEnded, OperationFailed, OperationRefused):
             return False
         return True

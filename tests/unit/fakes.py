@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -51,10 +50,12 @@ class FakeBroker:
 
     def _receive(self, connection: socket.socket) -> None:
         data, descriptors, _, _ = socket.recv_fds(connection, wire.MAX_MESSAGE, 8)
-        self.requests.append(wire.decode_request(data, len(descriptors)))
+        request = wire.decode_request(data)
         for descriptor in descriptors:
             self.pinned.append(os.fstat(descriptor))
             os.close(descriptor)
+        assert len(descriptors) == request.DESCRIPTORS
+        self.requests.append(request)
 
 
 class FakeFusectl:
@@ -66,21 +67,19 @@ class FakeFusectl:
         self.descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY)
 
     def connect(self, device: int) -> int:
-        """Make a connection; return its birth."""
+        """Make a connection; return its inode."""
         (self.path / str(device)).mkdir()
-        return (self.path / str(device)).stat().st_ctime_ns
+        return (self.path / str(device)).stat().st_ino
 
     def disconnect(self, device: int) -> None:
         (self.path / str(device)).rmdir()
 
     def reconnect(self, device: int) -> int:
-        """Use the number again, with another birth: the clock of a filesystem ticks in milliseconds."""
-        before = (self.path / str(device)).stat().st_ctime_ns
+        """Use the number again, with another inode: the new directory is made before the old one is gone."""
+        (self.path / "new").mkdir()
         self.disconnect(device)
-        while (born := self.connect(device)) == before:
-            self.disconnect(device)
-            time.sleep(0.001)
-        return born
+        (self.path / "new").rename(self.path / str(device))
+        return (self.path / str(device)).stat().st_ino
 
 
 class FakeClock:

@@ -14,15 +14,28 @@ from typing import Any, cast
 
 import pytest
 
-from broker import call, plan
-from broker.channel import Channel, HungUp, close_all
+from broker import call, log, plan
+from broker.channel import Channel, HungUp
 from broker.config import FILESYSTEMS, Configuration, Deadlines
 from broker.front import Front
 from broker.operations import Mounter, MounterFailed, Operation
-from broker.plan import Failed, Keep, Mounted, MountFacts, MountPlan, UnmountFacts, UnmountPlan
+from broker.plan import (
+    BadDescriptors,
+    Failed,
+    HandedOver,
+    Keep,
+    Kept,
+    Mounted,
+    MountFacts,
+    MountPlan,
+    Proceed,
+    RolledBack,
+    UnmountFacts,
+    UnmountPlan,
+)
 from broker.registry import MountNamespace, Registry
 from fusermount3_proxy import wire
-from fusermount3_proxy.wire import CommitRequest, MountRequest, Reply, UnmountRequest
+from fusermount3_proxy.wire import CommitRequest, MountRequest, ProceedRequest, Reply, UnmountRequest
 from tests.unit.fakes import FakeFusectl
 
 NAMESPACE = 7
@@ -32,26 +45,85 @@ FACTS = MountFacts(
     root_mode=stat.S_IFDIR,
     foreign_sticky=False,
     filesystem=FILESYSTEMS["ext"],
+    search_errno=0,
     access_errno=0,
     mount_namespace=NAMESPACE,
 )
+
+
+class FakeChild(Channel):
+    """The child's end of a conversation, with the caller's connection, of which it is to be the last holder."""
+
+    def __init__(self, conversation: socket.socket, connection: int) -> None:
+        super().__init__(conversation)
+        self.connection = socket.socket(fileno=os.dup(connection))
+        self.request = (b"", 0)
+
+    def take(self) -> tuple[bytes, int]:
+        """Take what the caller has said; return it, and how many descriptors came with it."""
+        data, descriptors, _, _ = socket.recv_fds(self.connection, wire.MAX_MESSAGE, 253, socket.MSG_DONTWAIT)
+        for each in descriptors:
+            os.close(each)
+        return data, len(descriptors)
+
+    def end(self) -> None:
+        self.socket.close()
+        self.connection.close()
+
+
+class WatchedOperation(Operation):
+    """An operation that knows whether the front has closed the caller's connection before it ended."""
+
+    def __init__(self, conversation: socket.socket, seconds: int, connection: socket.socket) -> None:
+        super().__init__(conversation, seconds)
+        self.connection = connection
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        assert self.connection.fileno() == -1, "the child is the last who has the connection"
 
 
 class FakeMounter:
     """Gives the test the child's end of each conversation."""
 
     def __init__(self) -> None:
-        self.children: list[Channel] = []
+        self.children: list[FakeChild] = []
+        self.dismissals: list[FakeChild] = []
+        """Those that have a connection and nothing to do."""
         self.failure: Exception | None = None
+        self.connection: socket.socket
+        """The front's end of the connection that is served."""
 
-    def begin(self, start: Any, connection: socket.socket, pidfd: int, pinned: int) -> Operation:
+    def begin(self, start: Any, descriptors: list[int]) -> Operation:
+        connection, pidfd = descriptors
+        assert connection == self.connection.fileno()
+        os.fstat(pidfd)
+        operation, child = self._begin(start.seconds)
+        self.children.append(child)
+        child.request = child.take()
+        return operation
+
+    def dismiss(self, connection: socket.socket) -> Operation:
+        assert connection is self.connection
+        operation, child = self._begin(0)
+        self.dismissals.append(child)
+        return operation
+
+    def _begin(self, seconds: int) -> tuple[Operation, FakeChild]:
         if self.failure:
             raise self.failure
-        for descriptor in (connection.fileno(), pidfd, pinned):
-            os.fstat(descriptor)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.children.append(Channel(theirs))
-        return Operation(ours, start.seconds)
+        return WatchedOperation(ours, seconds, self.connection), FakeChild(theirs, self.connection.fileno())
+
+    def left(self) -> list[tuple[bytes, int]]:
+        """Return what nobody has taken, and how many descriptors came with it; all children end."""
+        found = []
+        for child in self.children + self.dismissals:
+            while (record := child.take()) != (b"", 0):
+                found.append(record)
+        for child in self.children + self.dismissals:
+            child.end()
+        return found
 
 
 class Scene:
@@ -65,6 +137,8 @@ class Scene:
         configuration = Configuration(source=b"/etc/broker.toml")
         self.front = Front(configuration, cast(Mounter, self.mounter), self.registry, self._log)
         self.caller: Channel
+        self.left: list[tuple[bytes, int]]
+        """What the caller of the last call had said and nobody had taken."""
 
     def _log(self, priority: int, message: str, **fields: Any) -> None:
         self.logged.append({"priority": priority, "message": message} | fields)
@@ -74,42 +148,57 @@ class Scene:
         before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - no iterator that is itself a descriptor
 
         async def play() -> None:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with Channel(theirs) as self.caller:
-                async with asyncio.timeout(10):
-                    serving = asyncio.create_task(call.serve(self.front, Channel(ours)))
-                    try:
-                        await act()
-                    except HungUp:  # by a call that failed: that tells more
-                        self.caller.socket.close()
-                    await serving
+            async with asyncio.timeout(10):
+                await self.call(act)
 
         asyncio.run(play())
-        for child in self.mounter.children:
-            child.socket.close()
+        self.left = self.mounter.left()
         assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+        assert self.front.mounting == 0
+
+    async def call(self, act: Callable[[], Awaitable[None]]) -> None:
+        """Serve one call while `act` is played."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with Channel(theirs) as self.caller:
+            self.mounter.connection = ours
+            serving = asyncio.create_task(call.serve(self.front, Channel(ours)))
+            try:
+                await act()
+            except HungUp:  # by a call that failed: that tells more
+                self.caller.socket.close()
+            await serving
 
     def request(self, request: wire.Request, descriptors: int | None = None) -> None:
         pinned = os.open("/", os.O_PATH)
         attached = [pinned] * (request.DESCRIPTORS if descriptors is None else descriptors)
-        self.caller.send(wire.encode_request(request), attached)
+        socket.send_fds(self.caller.socket, [wire.encode_request(request)], attached)
         os.close(pinned)
 
     async def answer(self) -> Reply:
-        data, descriptors = await self.caller.receive()
-        close_all(descriptors)
-        return wire.decode_reply(data)
+        return wire.decode_reply(await self.caller.receive())
+
+    def child_ends(self) -> None:
+        """Be a child that is killed."""
+        self.mounter.children.pop().end()
+
+    async def child_begins(self, number: int = 1) -> FakeChild:
+        while len(self.mounter.children) < number:
+            await asyncio.sleep(0)
+        return self.mounter.children[-1]
 
     async def child_hears(self) -> plan.Record:
-        while not self.mounter.children:
-            await asyncio.sleep(0)
-        data, _ = await self.mounter.children[-1].receive()
-        return plan.load(data)
+        child = await self.child_begins()
+        return plan.load(await child.receive())
 
     async def child_keeps(self) -> None:
-        """Be the child that is told to keep the mount, and ends."""
+        """Be the child that is told to keep the mount, and does."""
         assert await self.child_hears() == Keep()
-        self.mounter.children[-1].socket.close()
+        self.mounter.children[-1].take()
+        self.child_says(Kept())
+
+    async def child_is_hung_up_on(self) -> None:
+        with pytest.raises(HungUp):
+            await self.child_hears()
 
     def child_says(self, record: plan.Record) -> None:
         self.mounter.children[-1].send(plan.dump(record))
@@ -128,7 +217,8 @@ class Scene:
 
     @property
     def last_record(self) -> dict[str, Any]:
-        return self.logged[-1]
+        """The record of the last call."""
+        return [each for each in self.logged if "request_id" in each][-1]
 
 
 @pytest.fixture
@@ -156,7 +246,46 @@ def test_a_mount_that_is_committed_is_kept(scene: Scene) -> None:
     assert scene.front.requests == {"mount mounted": 1}
 
 
-@pytest.mark.parametrize("last_word", ["nothing", "garbage", "another mount", "a commit with a descriptor"])
+def test_the_request_is_the_childs_to_take(scene: Scene) -> None:
+    async def act() -> None:
+        scene.request(MountRequest(b"/mnt", b""))
+        child = await scene.child_begins()
+        assert child.request == (wire.encode_request(MountRequest(b"/mnt", b"")), 1)
+        await scene.agree()
+        scene.mounted()
+        scene.request(CommitRequest())
+        assert await scene.child_hears() == Keep()
+        assert child.take() == (wire.encode_request(CommitRequest()), 0)
+        assert scene.logged == [], "it is not over before the child has let go of the mount"
+        scene.child_says(Kept())
+
+    scene.play(act)
+    assert scene.left == []
+    assert scene.mounter.dismissals == [], "there is a child that has the connection"
+
+
+@pytest.mark.parametrize("last_word", [None, Failed(errno.EIO, b"keep"), Mounted(5, NAMESPACE, True)])
+def test_a_mount_is_kept_although_its_child_does_not_say_so(scene: Scene, last_word: plan.Record | None) -> None:
+    """Nobody can undo it any more; so it stays, and its owner can unmount it."""
+
+    async def act() -> None:
+        scene.request(MountRequest(b"/mnt", b""))
+        await scene.agree()
+        scene.mounted()
+        scene.request(CommitRequest())
+        assert await scene.child_hears() == Keep()
+        if last_word:
+            scene.child_says(last_word)
+        scene.child_ends()
+
+    scene.play(act)
+    assert len(scene.registry) == 1
+    assert scene.last_record["message"] == "mount mounted"
+
+
+@pytest.mark.parametrize(
+    "last_word", ["nothing", "garbage", "another mount", "a proceed", "a commit with a descriptor"]
+)
 def test_a_mount_that_is_not_committed_is_rolled_back(scene: Scene, last_word: str) -> None:
     async def act() -> None:
         scene.request(MountRequest(b"/mnt", b""))
@@ -169,43 +298,132 @@ def test_a_mount_that_is_not_committed_is_rolled_back(scene: Scene, last_word: s
                 scene.caller.send(b"garbage")
             case "another mount":
                 scene.request(MountRequest(b"/mnt", b""))
+            case "a proceed":
+                scene.request(ProceedRequest())
             case "a commit with a descriptor":
                 scene.request(CommitRequest(), 1)
-        with pytest.raises(HungUp):
-            await scene.child_hears()
+        await scene.child_is_hung_up_on()
         await asyncio.sleep(0.01)
         assert scene.logged == [], "it is not over before the child has unmounted"
-        scene.mounter.children[-1].socket.close()
+        scene.child_says(RolledBack())
 
     scene.play(act)
     assert len(scene.registry) == 0
     assert scene.last_record["message"].startswith("mount rolled back")
+    assert len(scene.left) == (0 if last_word == "nothing" else 1)
+    assert scene.mounter.dismissals == [], "there is a child that has the connection"
 
 
-def test_a_mount_that_cannot_be_rolled_back_is_kept_in_mind(scene: Scene) -> None:
+@pytest.mark.parametrize("last_word", [None, Failed(errno.EBUSY, b"roll back"), Kept()])
+def test_a_mount_that_cannot_be_rolled_back_is_kept_in_mind(scene: Scene, last_word: plan.Record | None) -> None:
     async def act() -> None:
         scene.request(MountRequest(b"/mnt", b""))
         await scene.agree()
         scene.mounted()
         scene.caller.socket.close()
-        with pytest.raises(HungUp):
-            await scene.child_hears()
-        scene.child_says(Failed(errno.EBUSY, b"roll back"))
+        await scene.child_is_hung_up_on()
+        if last_word:
+            scene.child_says(last_word)
+        scene.child_ends()
 
     scene.play(act)
     assert len(scene.registry) == 1, "its owner can unmount it when nothing lies on it any more"
     assert scene.last_record["message"].startswith("mount not rolled back")
 
 
-def test_a_descriptor_that_could_be_used_is_not_taken(scene: Scene) -> None:
-    """O_PATH proves nothing, but what comes without it was opened by mistake, and asked a filesystem."""
-
+def test_a_mount_whose_caller_was_gone_when_it_was_handed_over_is_none(scene: Scene) -> None:
     async def act() -> None:
-        scene.caller.send(wire.encode_request(MountRequest(b"/mnt", b"")), [0])
-        answer = await scene.answer()
-        assert (answer.errno, b"O_PATH" in answer.text) == (errno.EBADMSG, True)
+        scene.request(MountRequest(b"/mnt", b""))
+        await scene.agree()
+        scene.caller.socket.close()
+        scene.child_says(RolledBack())
 
     scene.play(act)
+    assert len(scene.registry) == 0
+    assert scene.last_record["message"] == "mount caller went away"
+
+
+# The FUSE program has its descriptor first
+
+
+async def hand_over(scene: Scene) -> None:
+    """Be caller and child until the FUSE program has the descriptor, and nothing is mounted."""
+    scene.request(MountRequest(b"/mnt", b"", sync_init=True))
+    assert (await scene.agree()).sync_init
+    scene.child_says(HandedOver())
+
+
+def test_a_mount_with_sync_init_waits_for_the_fuse_program(scene: Scene) -> None:
+    async def act() -> None:
+        await hand_over(scene)
+        scene.request(ProceedRequest())
+        assert await scene.child_hears() == Proceed(scene.front.configuration.deadlines.sync_init)
+        assert scene.mounter.children[-1].take() == (wire.encode_request(ProceedRequest()), 0)
+        scene.mounted()
+        assert (await scene.answer()).errno == 0
+        scene.request(CommitRequest())
+        await scene.child_keeps()
+
+    scene.play(act)
+    assert len(scene.registry) == 1
+    assert scene.last_record["message"] == "mount mounted"
+
+
+@pytest.mark.parametrize(("said", "descriptors"), [(CommitRequest(), 0), (ProceedRequest(), 1)])
+def test_a_caller_that_does_not_proceed_mounts_nothing(scene: Scene, said: wire.Request, descriptors: int) -> None:
+    async def act() -> None:
+        await hand_over(scene)
+        scene.request(said, descriptors)
+        assert (await scene.answer()).errno == errno.ETIMEDOUT
+        await scene.child_is_hung_up_on()
+
+    scene.play(act)
+    assert scene.last_record["message"] == "mount refused"
+    assert scene.left == [(wire.encode_request(said), descriptors)], "the front has closed nothing"
+
+
+def test_a_caller_that_goes_away_while_the_kernel_waits_is_noticed(scene: Scene) -> None:
+    async def act() -> None:
+        await hand_over(scene)
+        scene.request(ProceedRequest())
+        assert isinstance(await scene.child_hears(), Proceed)
+        scene.mounter.children[-1].take()
+        scene.caller.socket.close()
+        await scene.child_is_hung_up_on()
+
+    scene.play(act)
+    assert scene.last_record["message"] == "mount caller went away"
+
+
+# What the caller sends
+
+
+@pytest.mark.parametrize("request_", [MountRequest(b"/mnt", b""), UnmountRequest(b"/mnt", b"mnt")])
+@pytest.mark.parametrize(
+    ("descriptors", "text"),
+    [
+        (0, b"bad request: '%b' takes 1 file descriptors, 0 came"),
+        (3, b"bad request: '%b' takes 1 file descriptors, 3 came"),
+        (253, b"bad request: '%b' takes 1 file descriptors, 253 came"),
+        # O_PATH proves nothing, but what comes without it was opened by mistake, and asked a filesystem
+        (1, b"bad request: the file descriptor was not opened with O_PATH"),
+    ],
+)
+def test_a_request_with_the_wrong_descriptors_is_told_so(
+    scene: Scene, request_: MountRequest | UnmountRequest, descriptors: int, text: bytes
+) -> None:
+    async def act() -> None:
+        scene.request(request_, descriptors)
+        child = await scene.child_begins()
+        assert child.request == (wire.encode_request(request_), descriptors), "the front has taken none"
+        scene.child_says(BadDescriptors(descriptors))
+        answer = await scene.answer()
+        operation = request_.OPERATION.encode()
+        assert (answer.errno, answer.text) == (errno.EBADMSG, text.replace(b"%b", operation))
+
+    scene.play(act)
+    assert scene.last_record["message"] == f"{request_.OPERATION} refused"
+    assert len(scene.registry) == 0
 
 
 def test_a_name_that_is_not_utf_8_is_a_name(scene: Scene) -> None:
@@ -273,7 +491,7 @@ def test_a_child_that_fails_is_a_refusal(scene: Scene, said: plan.Record | None,
         await scene.agree()
         if said:
             scene.child_says(said)
-        scene.mounter.children[-1].socket.close()
+        scene.child_ends()
         answer = await scene.answer()
         assert (answer.errno, answer.text) == (number, text)
 
@@ -292,6 +510,8 @@ def test_without_a_mounter_every_caller_is_answered(scene: Scene, request_: Moun
 
     scene.play(act)
     assert scene.last_record["message"] == f"{request_.OPERATION} refused"
+    errors = [each["message"] for each in scene.logged if each["priority"] == log.ERROR]
+    assert errors == ["it ended"] * 2, "neither the request nor the connection finds somebody"
 
 
 @pytest.mark.parametrize(
@@ -300,31 +520,24 @@ def test_without_a_mounter_every_caller_is_answered(scene: Scene, request_: Moun
         (b"garbage", 1, b"bad request: message does not end with a NUL byte"),
         (b"protocol=1\0operation=frobnicate\0", 1, b"bad request: unknown operation 'frobnicate'"),
         (wire.encode_request(CommitRequest()), 0, b"bad request: 'commit' before a mount"),
-        (
-            wire.encode_request(MountRequest(b"/mnt", b"")),
-            0,
-            b"bad request: 'mount' takes 1 file descriptors, 0 came",
-        ),
-        (
-            wire.encode_request(MountRequest(b"/mnt", b"")),
-            3,
-            b"bad request: 'mount' takes 1 file descriptors, 3 came",
-        ),
+        (wire.encode_request(ProceedRequest()), 2, b"bad request: 'proceed' before a mount"),
         (b"x" * 70_000, 1, b"bad request: message of more than 65536 bytes"),
-        (b"x", 100, b"bad request: message with more than 4 file descriptors"),
+        (b"x", 100, b"bad request: message does not end with a NUL byte"),
     ],
 )
 def test_a_bad_request_is_told_what_is_wrong_with_it(
     scene: Scene, record: bytes, descriptors: int, text: bytes
 ) -> None:
     async def act() -> None:
-        scene.caller.send(record, [0] * descriptors)
+        socket.send_fds(scene.caller.socket, [record], [0] * descriptors)
         answer = await scene.answer()
         assert answer.errno
         assert answer.text == text
 
     scene.play(act)
     assert scene.mounter.children == []
+    assert scene.left == [(record[: wire.MAX_MESSAGE], descriptors)], "the front has closed nothing"
+    assert len(scene.mounter.dismissals) == 1
 
 
 def test_a_caller_that_says_nothing_is_refused_in_time(scene: Scene) -> None:
@@ -343,6 +556,42 @@ def test_a_caller_that_goes_away_is_logged_and_forgotten(scene: Scene) -> None:
 
     scene.play(act)
     assert scene.last_record["message"] == "request caller went away"
+    assert len(scene.mounter.dismissals) == 1
+
+
+def test_a_caller_that_says_no_word_but_sends_something_is_as_one_that_goes_away(scene: Scene) -> None:
+    async def act() -> None:
+        socket.send_fds(scene.caller.socket, [b""], [0, 0])
+        with pytest.raises(HungUp):
+            await scene.caller.receive()
+
+    scene.play(act)
+    assert scene.last_record["message"] == "request caller went away"
+    assert scene.left == [(b"", 2)], "the front has closed nothing"
+
+
+@pytest.mark.parametrize("last_word", ["a refusal of the front's", "a failure", "nonsense", "nothing"])
+def test_what_is_left_when_a_call_is_over_is_not_closed_by_the_front(scene: Scene, last_word: str) -> None:
+    """The child that has the connection keeps it for longer; where that is gone, another one is given it."""
+
+    async def act() -> None:
+        scene.request(MountRequest(b"/mnt", b"bogus" if last_word == "a refusal of the front's" else b""))
+        scene.request(CommitRequest(), 3)
+        await scene.child_hears()
+        match last_word:
+            case "a refusal of the front's":
+                scene.child_says(FACTS)
+            case "a failure":
+                scene.child_says(Failed(errno.EIO, b"join"))
+            case "nonsense":
+                scene.child_says(Kept())
+            case "nothing":
+                scene.child_ends()
+        assert (await scene.answer()).errno
+
+    scene.play(act)
+    assert scene.left == [(wire.encode_request(CommitRequest()), 3)]
+    assert len(scene.mounter.dismissals) == (1 if last_word == "nothing" else 0)
 
 
 def mount_one(scene: Scene) -> None:
@@ -357,7 +606,9 @@ def mount_one(scene: Scene) -> None:
     assert len(scene.registry) == 1
 
 
-UNMOUNT_FACTS = UnmountFacts(uid=1000, mount_namespace=NAMESPACE, access_errno=0, mounted=True, device=5, dead=False)
+UNMOUNT_FACTS = UnmountFacts(
+    uid=1000, mount_namespace=NAMESPACE, access_errno=0, mounted=True, device=5, dead=False, may_mount=False
+)
 
 
 def test_a_caller_unmounts_its_own(scene: Scene) -> None:
@@ -366,8 +617,7 @@ def test_a_caller_unmounts_its_own(scene: Scene) -> None:
     async def act() -> None:
         scene.mounter.children.clear()
         scene.request(UnmountRequest(b"/mnt", b"mnt", lazy=True))
-        while not scene.mounter.children:
-            await asyncio.sleep(0)
+        await scene.child_begins()
         scene.child_says(UNMOUNT_FACTS)
         assert await scene.child_hears() == UnmountPlan(lazy=True)
         scene.fusectl.disconnect(5)
@@ -385,8 +635,7 @@ def test_a_caller_does_not_unmount_what_is_anothers(scene: Scene) -> None:
     async def act() -> None:
         scene.mounter.children.clear()
         scene.request(UnmountRequest(b"/mnt", b"mnt"))
-        while not scene.mounter.children:
-            await asyncio.sleep(0)
+        await scene.child_begins()
         scene.child_says(UNMOUNT_FACTS._replace(uid=1001))
         answer = await scene.answer()
         assert answer.text == b"entry for /mnt not found in /etc/mtab"
@@ -408,3 +657,53 @@ def test_mounts_are_counted_for_the_callers_namespace(scene: Scene) -> None:
         assert (await scene.answer()).text.startswith(b"too many FUSE filesystems mounted; mount_max=N can be set in ")
 
     scene.play(act)
+
+
+@pytest.mark.parametrize(("mount_max", "allowed"), [(1, False), (2, True), (-1, True)])
+def test_mounts_under_way_count_before_they_are_there(scene: Scene, mount_max: int, allowed: bool) -> None:
+    scene.front.configuration = replace(scene.front.configuration, mount_max=mount_max)
+    scene.front.usual_filesystem = FACTS.filesystem
+
+    async def second() -> None:
+        scene.request(MountRequest(b"/mnt", b""))
+        await scene.child_begins(2)
+        assert scene.front.mounting == 2
+        assert isinstance(await scene.child_hears(), MountPlan) == allowed, "no guess where the limit may be reached"
+        scene.child_says(FACTS)
+        if allowed:
+            assert isinstance(await scene.child_hears(), MountPlan)
+            scene.caller.socket.close()
+            scene.child_says(RolledBack())
+            with pytest.raises(HungUp):
+                await scene.child_hears()
+        else:
+            assert (await scene.answer()).text.startswith(b"too many FUSE filesystems mounted; ")
+
+    async def act() -> None:
+        scene.request(MountRequest(b"/mnt", b""))
+        first = scene.caller
+        assert isinstance(await scene.child_hears(), MountPlan), "alone it has room"
+        await scene.call(second)
+        assert scene.front.mounting == 1
+        scene.mounter.children.pop().end()
+        scene.caller = first
+        scene.mounted()
+        scene.request(CommitRequest())
+        await scene.child_keeps()
+
+    scene.play(act)
+    assert len(scene.registry) == 1
+
+
+def test_a_mount_that_was_refused_is_not_under_way(scene: Scene) -> None:
+    scene.front.configuration = replace(scene.front.configuration, mount_max=1)
+
+    async def refused() -> None:
+        scene.request(MountRequest(b"/mnt", b"bogus"))
+        await scene.child_hears()
+        scene.child_says(FACTS)
+        assert (await scene.answer()).errno
+
+    scene.play(refused)
+    scene.mounter.children.clear()
+    mount_one(scene)

@@ -1,4 +1,4 @@
-"""SEQPACKET sockets in the event loop: whole records with their descriptors, nothing leaked, nobody waited for."""
+"""SEQPACKET sockets in the event loop: whole records, no descriptor taken from anybody, nobody waited for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.channel import Channel, HungUp, close_all
+from broker.channel import Channel, HungUp
 from fusermount3_proxy import wire
 from fusermount3_proxy.wire import ProtocolError
 
@@ -22,8 +22,20 @@ def ends() -> Iterator[tuple[Channel, socket.socket]]:
         yield channel, theirs
 
 
-def receive(channel: Channel) -> tuple[bytes, list[int]]:
+def receive(channel: Channel) -> bytes:
     return asyncio.run(channel.receive())
+
+
+def peek(channel: Channel) -> tuple[bytes, bool]:
+    return asyncio.run(channel.peek())
+
+
+def take(channel: Channel) -> tuple[bytes, int]:
+    """Take a record as the mounter's child does; return it, and how many descriptors came with it."""
+    data, descriptors, _, _ = socket.recv_fds(channel.socket, wire.MAX_MESSAGE, 253, socket.MSG_DONTWAIT)
+    for each in descriptors:
+        os.close(each)
+    return data, len(descriptors)
 
 
 def open_descriptors() -> int:
@@ -34,85 +46,91 @@ def test_records_arrive_one_at_a_time(ends: tuple[Channel, socket.socket]) -> No
     channel, theirs = ends
     theirs.send(b"one")
     theirs.send(b"two")
-    assert receive(channel) == (b"one", [])
-    assert receive(channel) == (b"two", [])
+    assert receive(channel) == b"one"
+    assert receive(channel) == b"two"
 
 
-def test_a_record_is_waited_for(ends: tuple[Channel, socket.socket]) -> None:
+@pytest.mark.parametrize("how", ["receive", "peek"])
+def test_a_record_is_waited_for(ends: tuple[Channel, socket.socket], how: str) -> None:
     channel, theirs = ends
 
-    async def wait_and_send() -> tuple[bytes, list[int]]:
-        waiting = asyncio.create_task(channel.receive())
+    async def wait_and_send() -> None:
+        waiting: asyncio.Task[object] = asyncio.create_task(channel.receive() if how == "receive" else channel.peek())
         await asyncio.sleep(0.01)
         assert not waiting.done()
         theirs.send(b"late")
-        return await waiting
+        assert await waiting == (b"late" if how == "receive" else (b"late", False))
 
-    assert asyncio.run(wait_and_send()) == (b"late", [])
+    asyncio.run(wait_and_send())
 
 
 def test_waiting_can_be_cancelled_and_begun_again(ends: tuple[Channel, socket.socket]) -> None:
     channel, theirs = ends
 
-    async def cancel_and_wait_again() -> tuple[bytes, list[int]]:
+    async def cancel_and_wait_again() -> bytes:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
                 await channel.receive()
         theirs.send(b"now")
         return await channel.receive()
 
-    assert asyncio.run(cancel_and_wait_again()) == (b"now", [])
+    assert asyncio.run(cancel_and_wait_again()) == b"now"
 
 
-def test_descriptors_come_with_their_record(ends: tuple[Channel, socket.socket]) -> None:
-    channel, theirs = ends
-    socket.send_fds(theirs, [b"two"], [0, theirs.fileno()])
-    data, descriptors = receive(channel)
-    assert data == b"two"
-    assert [os.fstat(each) for each in descriptors] == [os.fstat(0), os.fstat(theirs.fileno())]
-    assert not any(os.get_inheritable(each) for each in descriptors)
-    close_all(descriptors)
-
-
-def test_what_is_sent_arrives_with_its_descriptors(ends: tuple[Channel, socket.socket]) -> None:
-    channel, theirs = ends
-    channel.send(b"plain")
-    channel.send(b"with", [0])
-    assert socket.recv_fds(theirs, 10, 4)[:2] == (b"plain", [])
-    data, descriptors, _, _ = socket.recv_fds(theirs, 10, 4)
-    assert (data, len(descriptors)) == (b"with", 1)
-    close_all(descriptors)
-
-
-def test_more_descriptors_than_any_message_has_are_closed(ends: tuple[Channel, socket.socket]) -> None:
+def test_a_record_that_is_only_looked_at_stays_with_its_descriptors(ends: tuple[Channel, socket.socket]) -> None:
     channel, theirs = ends
     before = open_descriptors()
-    socket.send_fds(theirs, [b"many"], [0] * 50)
-    with pytest.raises(ProtocolError, match="more than 4 file descriptors"):
-        receive(channel)
+    socket.send_fds(theirs, [b"one"], [0, theirs.fileno()])
+    theirs.send(b"two")
+    for _ in range(2):
+        assert peek(channel) == (b"one", True)
+    assert open_descriptors() == before
+    assert take(channel) == (b"one", 2)
+    assert peek(channel) == (b"two", False)
+    assert receive(channel) == b"two"
+
+
+@pytest.mark.parametrize("descriptors", [1, 4, 50, 253])
+def test_no_descriptor_is_taken_from_anybody(ends: tuple[Channel, socket.socket], descriptors: int) -> None:
+    channel, theirs = ends
+    before = open_descriptors()
+    socket.send_fds(theirs, [b"with"], [0] * descriptors)
+    assert peek(channel) == (b"with", True)
+    assert receive(channel) == b"with"
     assert open_descriptors() == before
 
 
-def test_a_record_that_does_not_fit_is_refused_and_its_descriptors_closed(ends: tuple[Channel, socket.socket]) -> None:
+def test_what_is_sent_arrives_without_descriptors(ends: tuple[Channel, socket.socket]) -> None:
+    channel, theirs = ends
+    channel.send(b"plain")
+    assert socket.recv_fds(theirs, 10, 4)[:2] == (b"plain", [])
+
+
+def test_a_record_that_does_not_fit_is_refused_and_its_descriptors_not_taken(
+    ends: tuple[Channel, socket.socket],
+) -> None:
     channel, theirs = ends
     before = open_descriptors()
     socket.send_fds(theirs, [b"x" * (wire.MAX_MESSAGE + 1)], [0])
-    with pytest.raises(ProtocolError, match="more than 65536 bytes"):
-        receive(channel)
+    for look in (peek, receive):
+        with pytest.raises(ProtocolError, match="more than 65536 bytes"):
+            look(channel)
     assert open_descriptors() == before
+    theirs.send(b"next")
+    assert receive(channel) == b"next"
 
 
 def test_the_largest_record_fits(ends: tuple[Channel, socket.socket]) -> None:
     channel, theirs = ends
     theirs.send(b"x" * wire.MAX_MESSAGE)
-    assert len(receive(channel)[0]) == wire.MAX_MESSAGE
+    assert len(peek(channel)[0]) == len(receive(channel)) == wire.MAX_MESSAGE
 
 
 def test_a_peer_that_closes_has_hung_up(ends: tuple[Channel, socket.socket]) -> None:
     channel, theirs = ends
     theirs.send(b"last")
     theirs.close()
-    assert receive(channel) == (b"last", [])
+    assert receive(channel) == b"last"
     with pytest.raises(HungUp):
         receive(channel)
 
@@ -121,8 +139,9 @@ def test_an_empty_record_is_as_hanging_up_and_leaks_nothing(ends: tuple[Channel,
     channel, theirs = ends
     before = open_descriptors()
     socket.send_fds(theirs, [b""], [0, 0])
-    with pytest.raises(HungUp):
-        receive(channel)
+    for look in (peek, receive):
+        with pytest.raises(HungUp):
+            look(channel)
     assert open_descriptors() == before
 
 
@@ -132,6 +151,34 @@ def test_a_peer_that_leaves_something_unread_has_hung_up(ends: tuple[Channel, so
     theirs.close()
     with pytest.raises(HungUp):
         receive(channel)
+
+
+def test_what_a_peer_said_that_left_something_unread_still_comes(ends: tuple[Channel, socket.socket]) -> None:
+    channel, theirs = ends
+    channel.send(b"never read")
+    theirs.send(b"last")
+    theirs.close()
+    assert receive(channel) == b"last"
+    with pytest.raises(HungUp):
+        receive(channel)
+
+
+def test_a_peer_has_closed_when_nothing_is_left_of_what_it_said(ends: tuple[Channel, socket.socket]) -> None:
+    channel, theirs = ends
+
+    async def wait_for_the_end() -> None:
+        closed = asyncio.create_task(channel.closed())
+        await asyncio.sleep(0.01)
+        assert not closed.done(), "it is still there"
+        theirs.send(b"last")
+        theirs.close()
+        await asyncio.sleep(0.01)
+        assert not closed.done(), "somebody is to take what it said"
+        assert take(channel) == (b"last", 0)
+        async with asyncio.timeout(10):
+            await closed
+
+    asyncio.run(wait_for_the_end())
 
 
 def test_nothing_can_be_sent_to_a_peer_that_closed(ends: tuple[Channel, socket.socket]) -> None:
@@ -154,3 +201,27 @@ def test_leaving_the_block_closes_the_socket() -> None:
         with Channel(ours):
             pass
         assert theirs.recv(1) == b""
+
+
+# The end
+
+
+def test_when_it_is_over_the_peer_is_told_and_can_say_no_more(ends: tuple[Channel, socket.socket]) -> None:
+    channel, theirs = ends
+    before = open_descriptors()
+    channel.send(b"last")
+    socket.send_fds(theirs, [b"unwanted"], [0])
+    channel.shut()
+    assert (theirs.recv(10), theirs.recv(10)) == (b"last", b"")
+    with pytest.raises(BrokenPipeError):
+        theirs.send(b"more")
+    assert take(channel) == (b"unwanted", 1), "whoever has the connection last is left with it"
+    assert open_descriptors() == before
+
+
+def test_a_peer_that_is_gone_is_not_told(ends: tuple[Channel, socket.socket]) -> None:
+    channel, theirs = ends
+    channel.send(b"never read")
+    theirs.close()
+    channel.shut()
+    channel.shut()

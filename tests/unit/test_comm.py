@@ -65,7 +65,9 @@ def test_without_either_the_call_is_of_a_style_that_is_gone() -> None:
     assert complaint(None, {}) == "old style mounting not supported"
 
 
-@pytest.mark.parametrize("text", [b"", b"x", b"3x", b"-1", b"3.0", b"0x3", b"99999999999999999999", "٣".encode()])
+@pytest.mark.parametrize(
+    "text", [b"", b"x", b"3x", b"-", b"+", b"- 1", b"3.0", b"0x3", b"99999999999999999999", "٣".encode()]
+)
 def test_a_number_that_is_none_is_told(text: bytes) -> None:
     expected = f"invalid _FUSE_COMMFD: {text.decode('latin-1')}"
     assert complaint(None, {b"_FUSE_COMMFD": text}) == expected
@@ -78,8 +80,12 @@ def test_a_file_is_no_socket(device: int) -> None:
     os.fstat(device)  # and it was left open
 
 
-def test_a_number_that_is_not_open_is_no_socket() -> None:
-    assert complaint(b"999999", {}) == "file descriptor 999999 is not a socket, can't send fuse fd"
+@pytest.mark.parametrize(
+    ("text", "number"), [(b"999999", 999999), (b"-1", -1), (b" +999999", 999999), (b"000999999", 999999)]
+)
+def test_a_number_that_is_not_open_is_told_as_that(text: bytes, number: int) -> None:
+    """It is read as strtol(3) reads it."""
+    assert complaint(text, {}) == f"fstat of comm fd {number} failed: Bad file descriptor"
 
 
 def test_one_byte_and_one_descriptor_are_sent(pair: tuple[socket.socket, socket.socket], device: int) -> None:

@@ -69,7 +69,7 @@ def test_a_mount_sends_the_descriptor_then_commits_and_is_silent(call: Call, cap
     assert (request.mountpoint, request.options) == (bytes(call.mountpoint), b"ro")
     assert fake_broker.pinned[0].st_ino == call.mountpoint.stat().st_ino
     assert call.received() == (b"\0", 1)
-    assert isinstance(wire.decode_request(heard[0], 0), CommitRequest)
+    assert isinstance(wire.decode_request(heard[0]), CommitRequest)
     assert capfd.readouterr() == ("", "")
 
 

@@ -83,6 +83,7 @@ def test_the_mounter_imports_little() -> None:
     used = set().union(*(libraries(imports(file)) for name in modules if (file := source_of(name))))
     small = {
         "collections",
+        "contextlib",
         "ctypes",
         "errno",
         "fcntl",

@@ -45,6 +45,26 @@ def test_a_stderr_that_nobody_reads_does_not_matter(monkeypatch: pytest.MonkeyPa
         patch.undo()
 
 
+LONG = [
+    (b"x" * 4096, "x" * 4096),
+    (b"x" * 4097, "x" * 4096),
+    (b"\xff" * 5000, "\\xff" * 4096),
+    ("x" * 100_000, "x" * 4096),
+    (os.fsdecode(b"\xff" * 5000), "\\udcff" * 4096),
+]
+
+
+@pytest.mark.parametrize(("value", "logged"), LONG, ids=range(len(LONG)))
+def test_a_value_that_a_caller_made_long_is_cut(
+    capsys: pytest.CaptureFixture[str], fake_journal: list[dict[str, Any]], value: log.Value, logged: str
+) -> None:
+    log.to_stderr(log.NOTICE, "mount refused", options=value, request_id="1a2b")
+    log.to_journal(log.NOTICE, "mount refused", options=value, request_id="1a2b")
+    record = json.loads(capsys.readouterr().err)
+    assert (record["options"], record["request_id"]) == (logged, "1a2b")
+    assert (fake_journal[0]["OPTIONS"], fake_journal[0]["REQUEST_ID"]) == (logged, "1a2b")
+
+
 @pytest.fixture
 def fake_journal(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The records that would have reached the journal."""

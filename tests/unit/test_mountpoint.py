@@ -50,7 +50,8 @@ def complaint(path: bytes | str | Path) -> str:
         try:
             mountpoint.pin(place)
         finally:
-            os.close(place.directory)
+            if not place.problem:
+                os.close(place.directory)
     return os.fsdecode(caught.value.text)
 
 
@@ -136,7 +137,6 @@ def test_a_longer_path_is_refused(here: Path) -> None:
         ("none/mnt", "No such file or directory"),
         ("{}/none/mnt", "No such file or directory"),
         ("none/.", "No such file or directory"),
-        ("file/mnt", "Not a directory"),
         ("file/.", "Not a directory"),
         ("loop/mnt", "Too many levels of symbolic links"),
         ("dangling/mnt", "No such file or directory"),
@@ -148,6 +148,11 @@ def test_a_bad_directory_above_is_told_with_the_path_as_written(here: Path, writ
     (here / "dangling").symlink_to("nowhere")
     written = written.format(here)
     assert complaint(written) == f"bad mount point {written}: {reason}"
+
+
+def test_a_file_above_is_told_with_the_resolved_path(here: Path) -> None:
+    (here / "file").touch()
+    assert complaint("file/mnt") == f"failed to access mountpoint {here}/file/mnt: Not a directory"
 
 
 def test_an_empty_path_is_refused() -> None:

@@ -15,8 +15,8 @@ import pytest
 from pytest_subprocess import FakeProcess
 
 from broker import plan
-from broker.operations import Mounter, MounterFailed, Operation, OperationEnded, OperationFailed
-from broker.plan import Failed, Keep, Mounted, StartUnmount, Unmounted
+from broker.operations import Mounter, MounterFailed, Operation, OperationEnded, OperationFailed, OperationRefused
+from broker.plan import BadDescriptors, Failed, Keep, Mounted, RolledBack, StartDismissal, StartUnmount, Unmounted
 
 MOUNTED = Mounted(device=12, mount_namespace=34, pids_visible=True)
 START = StartUnmount(5, b"mnt", False)
@@ -77,7 +77,7 @@ def mounter(fake_mounters: list[FakeMounter]) -> Iterator[Mounter]:
 
 def begin(mounter: Mounter) -> Operation:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-        return mounter.begin(START, connection, 0, 0)
+        return mounter.begin(START, [connection.fileno(), 0])
 
 
 # The process
@@ -107,14 +107,15 @@ def test_a_mounter_that_is_closed_has_ended(fake_mounters: list[FakeMounter]) ->
     os.close(mounter.fusectl)
 
 
-def test_an_operation_begins_with_a_record_and_four_descriptors(
+def test_an_operation_begins_with_a_record_and_three_descriptors(
     mounter: Mounter, fake_mounters: list[FakeMounter]
 ) -> None:
     before = open_descriptors()
     with begin(mounter):
         data, descriptors, _, _ = socket.recv_fds(fake_mounters[0].control, 1000, 10)
         assert plan.load(data) == START
-        assert len(descriptors) == 4
+        assert len(descriptors) == 3
+        assert [os.fstat(each) for each in descriptors[2:]] == [os.fstat(0)]
         conversation = socket.socket(fileno=descriptors[0])
         for each in descriptors[1:]:
             os.close(each)
@@ -173,6 +174,43 @@ def test_a_mounter_that_dies_just_as_an_operation_begins_is_told(
         assert mounter.restarts == 1
 
 
+def test_what_nobody_wants_is_given_to_a_child_to_lose(mounter: Mounter, fake_mounters: list[FakeMounter]) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        theirs.send(b"unwanted")
+        with mounter.dismiss(ours):
+            data, (conversation, connection), _, _ = socket.recv_fds(fake_mounters[0].control, 1000, 10)
+            ours.close()
+        assert plan.load(data) == StartDismissal(seconds=0)
+        with socket.socket(fileno=conversation) as child, socket.socket(fileno=connection) as given:
+            assert child.recv(1) == b"", "the front has closed it now, and it is for the child to do so"
+            assert given.recv(1000) == b"unwanted"
+
+
+def test_a_mounter_found_dead_is_started_again_to_lose_something_too(
+    mounter: Mounter, fake_mounters: list[FakeMounter]
+) -> None:
+    fake_mounters[0].control.close()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        with pytest.raises(MounterFailed):  # it is just dying
+            mounter.dismiss(connection)
+        fake_mounters[0].die()
+        with mounter.dismiss(connection):
+            assert mounter.restarts == 1
+
+
+def test_a_mounter_that_has_too_much_to_do_is_not_waited_for(
+    mounter: Mounter, fake_mounters: list[FakeMounter]
+) -> None:
+    assert fake_mounters, "it is there, and takes nothing"
+    before = open_descriptors()
+    with pytest.raises(MounterFailed, match="takes no operation"):
+        for _ in range(10_000):
+            begin(mounter).__exit__(None, None, None)
+    assert open_descriptors() == before
+    assert mounter.restarts == 0
+
+
 # The conversation
 
 
@@ -198,14 +236,17 @@ def test_a_child_that_could_not_go_on_says_why(talk: tuple[Operation, socket.soc
     child.send(plan.dump(Failed(13, b"access mountpoint")))
     with pytest.raises(OperationFailed) as caught:
         asyncio.run(operation.expect(Mounted))
+    assert operation.alive
     assert (caught.value.errno, caught.value.step) == (13, "access mountpoint")
 
 
 def test_a_child_that_ends_without_a_word_ends_the_operation(talk: tuple[Operation, socket.socket]) -> None:
     operation, child = talk
+    assert operation.alive
     child.close()
     with pytest.raises(OperationEnded):
         asyncio.run(operation.expect(Mounted))
+    assert not operation.alive
     operation.say(Keep())  # nobody hears it, and that is no error of who says it
 
 
@@ -224,6 +265,7 @@ def test_a_child_that_says_nothing_is_not_waited_for_longer_than_a_second_more(
     operation, _ = talk
     with pytest.raises(OperationEnded):
         asyncio.run(operation.expect(Mounted))
+    assert not operation.alive
 
 
 @pytest.mark.parametrize(
@@ -263,28 +305,48 @@ def test_descriptors_that_a_child_sends_are_closed(talk: tuple[Operation, socket
     assert open_descriptors() == before
 
 
-def test_undoing_waits_until_the_child_is_gone(talk: tuple[Operation, socket.socket]) -> None:
+@pytest.mark.parametrize("descriptors", [0, 1, 253])
+def test_a_caller_that_sent_the_wrong_descriptors_is_told_of(
+    talk: tuple[Operation, socket.socket], descriptors: int
+) -> None:
     operation, child = talk
-    gone = False
+    child.send(plan.dump(BadDescriptors(descriptors)))
+    with pytest.raises(OperationRefused) as caught:
+        asyncio.run(operation.expect(Mounted))
+    assert caught.value.descriptors == descriptors
+
+
+def test_undoing_waits_until_the_child_has_unmounted(talk: tuple[Operation, socket.socket]) -> None:
+    operation, child = talk
 
     async def undo_with_a_child() -> None:
-        async def roll_back() -> None:
-            nonlocal gone
-            assert child.recv(1) == b""
-            await asyncio.sleep(0.02)
-            gone = True
-            child.close()
-
         undoing = asyncio.create_task(operation.undo())
         await asyncio.sleep(0)
-        await roll_back()
-        await undoing
+        assert child.recv(1) == b"", "it was hung up on"
+        await asyncio.sleep(0.02)
+        assert not undoing.done()
+        child.send(plan.dump(RolledBack()))
+        assert await undoing
+        assert operation.alive, "it ends after the conversation"
 
     asyncio.run(undo_with_a_child())
-    assert gone
 
 
-def test_undoing_does_not_fail_whatever_the_child_says(talk: tuple[Operation, socket.socket]) -> None:
+@pytest.mark.parametrize(
+    "last_words",
+    [[], [Failed(5, b"roll back")], [Unmounted()], [MOUNTED, RolledBack()], [b"garbage"]],
+    ids=["none", "a failure", "another", "another, first", "garbage"],
+)
+def test_nothing_is_undone_that_the_child_does_not_say_is_rolled_back(
+    talk: tuple[Operation, socket.socket], last_words: list[plan.Record | bytes]
+) -> None:
     operation, child = talk
-    child.send(plan.dump(Failed(5, b"roll back")))
-    asyncio.run(operation.undo())
+    for each in last_words:
+        child.send(each if isinstance(each, bytes) else plan.dump(each))
+    child.close()
+    assert not asyncio.run(operation.undo())
+
+
+def test_a_child_that_says_nothing_has_undone_nothing(talk: tuple[Operation, socket.socket]) -> None:
+    operation, _ = talk
+    assert not asyncio.run(operation.undo())

@@ -27,6 +27,7 @@ FACTS = MountFacts(
     root_mode=stat.S_IFDIR,
     foreign_sticky=False,
     filesystem=FILESYSTEMS["ext"],
+    search_errno=0,
     access_errno=0,
     mount_namespace=7,
 )
@@ -67,6 +68,12 @@ NOT_A_PLACE = (errno.EINVAL, "mountpoint /m is not a directory or a regular file
             {"root_mode": stat.S_IFREG, "access_errno": errno.ETXTBSY},
             (errno.ETXTBSY, "failed to open /m: Text file busy"),
         ),
+        ({"search_errno": errno.EACCES}, (errno.EACCES, "failed to chdir to mountpoint: Permission denied")),
+        (
+            {"search_errno": errno.EACCES, "access_errno": errno.EROFS, "foreign_sticky": True},
+            (errno.EACCES, "failed to chdir to mountpoint: Permission denied"),
+        ),
+        ({"uid": 0, "search_errno": errno.EACCES}, None),
         ({"root_mode": stat.S_IFREG, "foreign_sticky": True}, None),
         ({"root_mode": stat.S_IFLNK}, NOT_A_PLACE),
         ({"root_mode": stat.S_IFIFO}, NOT_A_PLACE),
@@ -217,6 +224,7 @@ def test_a_mountpoint_is_refused_before_an_option_is() -> None:
         root_mode=st.sampled_from([stat.S_IFDIR, stat.S_IFREG]) | st.integers(0, 2**32 - 1),
         foreign_sticky=st.booleans(),
         filesystem=st.sampled_from([*FILESYSTEMS.values()]) | st.integers(0, 2**64 - 1),
+        search_errno=st.sampled_from([0, errno.EACCES, errno.ELOOP]),
         access_errno=st.sampled_from([0, errno.EACCES, errno.EROFS, errno.ELOOP]),
         mount_namespace=st.integers(0, 2**32 - 1),
     ),
@@ -238,7 +246,7 @@ def test_any_request_on_any_facts_is_planned_or_refused(options: bytes, facts: M
 
 MOUNT = Mount(
     device=Device(5),
-    born=1,
+    connection=1,
     namespace=MountNamespace(7),
     uid=1000,
     pid=1,
@@ -250,7 +258,7 @@ MOUNT = Mount(
     mounted_at=1.0,
     request="r",
 )
-THERE = UnmountFacts(uid=1000, mount_namespace=7, access_errno=0, mounted=True, device=5, dead=False)
+THERE = UnmountFacts(uid=1000, mount_namespace=7, access_errno=0, mounted=True, device=5, dead=False, may_mount=False)
 NO_ENTRY = (errno.EPERM, "entry for /m not found in /etc/mtab")
 
 
@@ -313,6 +321,16 @@ NOT_WATCHED = (errno.EPERM, "/m is not the mount that was watched")
         (b"", {"dead": True}, None, None),
         (b"", {"dead": True}, MOUNT, None),
         (b"", {"dead": False}, None, NOT_DEAD),
+        # a watcher names the mount of its own user
+        (b"r", {"dead": True, "uid": 1001}, MOUNT, NOT_WATCHED),
+        (b"r", {"dead": True, "uid": 1001, "may_mount": True}, MOUNT, NOT_WATCHED),
+        (b"r", {"dead": True, "uid": 0, "may_mount": True}, None, NOT_WATCHED),
+        # of root's, only what it could have mounted by itself: others are volumes that were made for it
+        (b"", {"dead": True, "uid": 0}, None, NOT_WATCHED),
+        (b"", {"dead": True, "uid": 0}, MOUNT, NOT_WATCHED),
+        (b"", {"dead": True, "uid": 0, "may_mount": True}, None, None),
+        (b"", {"dead": False, "uid": 0, "may_mount": True}, None, NOT_DEAD),
+        (b"", {"dead": True, "may_mount": True}, None, None),
     ],
     ids=lambda value: value.request if isinstance(value, Mount) else None,
 )

@@ -45,7 +45,7 @@ def state(tmp_path: Path, fake_fusectl: FakeFusectl) -> Iterator[State]:
         each.close()
 
 
-def mount(device: int, born: int, **changes: Any) -> Mount:
+def mount(device: int, connection: int, **changes: Any) -> Mount:
     values: dict[str, Any] = {
         "namespace": MountNamespace(7),
         "uid": 1000,
@@ -58,7 +58,7 @@ def mount(device: int, born: int, **changes: Any) -> Mount:
         "mounted_at": 1.5,
         "request": f"r{device}",
     }
-    return Mount(device=Device(device), born=born, **(values | changes))
+    return Mount(device=Device(device), connection=connection, **(values | changes))
 
 
 def devices(registry: Registry) -> list[int]:
@@ -117,16 +117,20 @@ def test_a_mount_on_a_number_used_again_replaces_the_one_before(state: State, fa
 
 def test_a_mount_that_was_gone_when_it_was_added_does_not_live(state: State) -> None:
     live = state.open()
-    live.add(mount(1, live.born(Device(1))))
+    live.add(mount(1, live.connection(Device(1))))
     assert live.find(Device(1)) is None
     live.reconcile()
     assert len(live) == 0
 
 
-def test_a_connection_that_does_not_exist_was_never_born(state: State, fake_fusectl: FakeFusectl) -> None:
+def test_a_connection_is_known_by_its_inode_and_one_that_does_not_exist_by_0(
+    state: State, fake_fusectl: FakeFusectl
+) -> None:
     live = state.open()
-    assert live.born(Device(9)) == 0
-    assert live.born(Device(9)) != fake_fusectl.connect(9) == live.born(Device(9))
+    assert live.connection(Device(9)) == 0
+    assert live.connection(Device(9)) != fake_fusectl.connect(9) == live.connection(Device(9))
+    before = live.connection(Device(9))
+    assert before != fake_fusectl.reconnect(9) == live.connection(Device(9))
 
 
 def test_mounts_are_counted_for_each_namespace(state: State, fake_fusectl: FakeFusectl) -> None:
@@ -168,6 +172,27 @@ def test_a_broker_that_was_killed_forgets_no_mount(state: State, fake_fusectl: F
     second = Registry(state.directory, fake_fusectl.descriptor)  # the first was never closed
     assert list(second) == [added]
     second.close()
+
+
+def test_the_mounts_of_another_boot_are_forgotten_although_their_numbers_are_used(
+    state: State, fake_fusectl: FakeFusectl
+) -> None:
+    live = state.open()
+    for device in (1, 2):
+        live.add(mount(device, fake_fusectl.connect(device)))
+    live.close()
+    database = sqlite3.connect(state.directory / "mounts.sqlite", isolation_level=None)
+    (this_boot,) = database.execute("PRAGMA user_version").fetchone()
+    database.execute(f"PRAGMA user_version = {this_boot ^ 1}")
+    database.close()
+
+    again = state.open()
+    assert (list(again), len(again), again.count(MountNamespace(7), 0)) == ([], 0, 0)
+    assert again.find(Device(1)) is None
+    assert again.lost is None
+    added = mount(1, fake_fusectl.reconnect(1))
+    again.add(added)
+    assert list(state.open()) == [added], "and what was mounted since is not"
 
 
 GARBAGE = b"\xde\xad\xbe\xef" * 4096
