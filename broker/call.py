@@ -58,6 +58,7 @@ async def serve(front: Front, channel: Channel) -> None:
         try:
             await call.serve()
         except Refusal as refusal:
+            await call.let_go()
             call.refuse(refusal)
         except ProtocolError as error:
             call.refuse(Refusal(error.errno, f"bad request: {error.text}".encode()))
@@ -287,6 +288,11 @@ class Call:
             warnings = refusal.warnings or self._warnings
             reply = Reply(self.id.encode(), refusal.errno, refusal.text[:_LONGEST_TEXT], warnings)
             self._channel.send(wire.encode_reply(reply))
+
+    async def let_go(self) -> None:
+        """End what the mounter has begun, so that it is over when the caller reads that it was refused."""
+        if self._operation:
+            await self._operation.let_go()
 
     def hang_up(self) -> None:
         """End the connection, as far as it is the front's: see `channel` for why somebody else closes it last."""

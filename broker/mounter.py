@@ -35,6 +35,8 @@ SPARES = 4
 #: Milliseconds without a new operation after which a spare that was used is replaced, unless it was the last: a fork
 #: and a rehearsal would take the processor from the operation itself.
 REPLACE_AFTER = 20
+#: More records than the kernel queues for a socket, with their overhead.
+_MOST_QUEUED = 1024
 #: The most descriptors that a record can have (net/core/scm.c).
 _SCM_MAX_FD = 253
 #: As whom a user namespace shows those who have no uid in it (/proc/sys/kernel/overflowuid).
@@ -199,11 +201,25 @@ def _operate(opened: Descriptors, start: Record, descriptors: list[int]) -> None
         talk.say(plan.Failed(error.errno, error.step.encode()))
     except BadRequest as bad:
         talk.say(plan.BadDescriptors(bad.count))
+    except Dismissed:
+        talk.say(plan.HasLetGo())
     except HungUp:
         pass
     except Exception as error:
         talk.say(plan.Failed(errno.EIO, repr(error).encode()))
     talk.wait_for_end()
+    if not isinstance(start, plan.StartReap):
+        _drain(socket.socket(fileno=descriptors[1]))
+
+
+def _drain(connection: socket.socket) -> None:
+    """Take what a caller has said that nobody wanted, now that it can say no more.
+
+    If a connection ends with something unread, its other end is told of that before it can read the answer.
+    """
+    with suppress(OSError, wire.ProtocolError):
+        for _ in range(_MOST_QUEUED):  # an empty record looks like the end
+            _receive(connection, socket.MSG_DONTWAIT)
 
 
 def _serve_caller(
@@ -212,10 +228,14 @@ def _serve_caller(
     with talk.bounded("join"):
         caller = Caller(opened, connection)
         caller.join(opened, pidfd)
-    if isinstance(start, plan.StartMount):
-        _mount(talk, caller, caller.pinned)
-    else:
-        _unmount(talk, caller, caller.pinned, start)
+    try:
+        if isinstance(start, plan.StartMount):
+            _mount(talk, caller)
+        else:
+            _unmount(talk, caller, start)
+    finally:
+        with talk.bounded("let go"):
+            caller.let_go()
 
 
 class BadRequest(Exception):
@@ -239,6 +259,10 @@ class HungUp(Exception):
     """The front or the caller has gone: the operation is nobody's any more."""
 
 
+class Dismissed(Exception):
+    """The front has refused the request."""
+
+
 class Conversation:
     """The child's end of the talk with the front. The front hangs up when it is over, or dies: no wait is for ever."""
 
@@ -254,12 +278,14 @@ class Conversation:
             raise HungUp from None
 
     def hear(self) -> Record:
-        """Return what the front says. Raises HungUp."""
+        """Return what the front says. Raises HungUp, and Dismissed when there is nothing more to do."""
         try:
-            data = self._socket.recv(wire.MAX_MESSAGE)
-            return plan.load(data)
+            record = plan.load(self._socket.recv(wire.MAX_MESSAGE))
         except (OSError, wire.ProtocolError):
             raise HungUp from None
+        if isinstance(record, plan.LetGo):
+            raise Dismissed
+        return record
 
     def wait_for_end(self) -> None:
         """Return when the front has hung up."""
@@ -320,6 +346,12 @@ class Caller:
         except wire.ProtocolError as error:
             raise OSError(error.errno, error.text) from None
 
+    def let_go(self) -> None:
+        """Close what is pinned, before the last word: it is busy as long as it is open."""
+        if self.pinned >= 0:
+            os.close(self.pinned)
+            self.pinned = -1
+
     def join(self, opened: Descriptors, pidfd: int) -> None:
         """Enter the caller's namespaces. Raises OSError."""
         bounding, effective = namespaces.capabilities_of(self._credentials()[0], opened.proc)
@@ -360,7 +392,8 @@ class Caller:
 _NOW = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
 
 
-def _mount(talk: Conversation, caller: Caller, mountpoint: int) -> None:
+def _mount(talk: Conversation, caller: Caller) -> None:
+    mountpoint = caller.pinned
     with talk.bounded("access mountpoint"):
         facts = _mount_facts(caller, mountpoint)
     wanted = talk.hear()
@@ -395,16 +428,16 @@ def _mount(talk: Conversation, caller: Caller, mountpoint: int) -> None:
         talk.say(plan.Mounted(device, caller.mount_namespace, caller.pids_visible))
         if not isinstance(talk.hear(), plan.Keep):
             raise HungUp
-        with talk.bounded("let go"):  # before the front is told: what is open is busy
+        with talk.bounded("let go"):
             os.close(mount)
-            os.close(mountpoint)
+            caller.let_go()
             caller.take()
         talk.say(plan.Kept())
     except HungUp:
         with talk.bounded("roll back"):
             mounts.detach(mount, mountpoint, caller.locks, talk.seconds)
             os.close(mount)
-            os.close(mountpoint)
+            caller.let_go()
         talk.say(plan.RolledBack())
 
 
@@ -416,7 +449,10 @@ def _rests_on(wanted: Record, facts: plan.MountFacts) -> bool:
 
 
 def _mount_facts(caller: Caller, mountpoint: int) -> plan.MountFacts:
-    fuse = mounts.fuse_of(mounts.look(mountpoint).mount_id)
+    try:
+        fuse = mounts.fuse_of(mounts.look(mountpoint).mount_id)
+    except LookupError:
+        raise StepError(errno.EINVAL, "mount") from None
     if fuse and fuse.uid != caller.uid and not fuse.allow_other:
         # FUSE would refuse it to the caller, but not to this process, whose real uid is its own.
         raise OSError(errno.EACCES, "another user's FUSE filesystem")
@@ -447,7 +483,8 @@ def _owns(caller: Caller, owner: int) -> bool:
     return owner == caller.uid and not (caller.in_user_namespace and owner == OVERFLOW_UID)
 
 
-def _unmount(talk: Conversation, caller: Caller, directory: int, start: plan.StartUnmount) -> None:
+def _unmount(talk: Conversation, caller: Caller, start: plan.StartUnmount) -> None:
+    directory = caller.pinned
     with talk.bounded("access mountpoint"):
         facts, looked = _unmount_facts(caller, directory, start)
     talk.say(facts)
@@ -456,7 +493,7 @@ def _unmount(talk: Conversation, caller: Caller, directory: int, start: plan.Sta
         return
     with talk.bounded("unmount"):
         mounts.unmount(directory, start.name, looked, wanted.lazy, caller.locks, talk.seconds)
-        os.close(directory)  # before the front is told: what it is on is busy as long as it is open
+        caller.let_go()
     talk.say(plan.Unmounted())
 
 
@@ -483,7 +520,10 @@ def _unmount_facts(caller: Caller, directory: int, start: plan.StartUnmount) -> 
 
 def _is_dead(caller: Caller, directory: int, name: bytes, looked: mounts.Looked) -> bool:
     """Whether a FUSE filesystem of the caller's is on the entry that nobody serves."""
-    fuse = mounts.fuse_of(looked.mount_id)
+    try:
+        fuse = mounts.fuse_of(looked.mount_id)
+    except LookupError:
+        return False
     if fuse is None or fuse.uid != caller.uid:
         return False
     entry = os.open(name, mounts.LOOK, dir_fd=directory)

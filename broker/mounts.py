@@ -180,8 +180,14 @@ def is_dead(entry: int, fuse: Fuse) -> bool:
 
 
 def fuse_of(mount_id: int) -> Fuse | None:
-    """Return whose FUSE filesystem a mount is; None if it is not one."""
-    filesystem, _, options = (_line_of(mount_id).partition(b" - ")[2] + b"  ").split(b" ", 2)
+    """Return whose FUSE filesystem a mount is; None if it is not one.
+
+    Raises LookupError if it is not in this mount namespace.
+    """
+    line = _line_of(mount_id)
+    if not line:
+        raise LookupError(f"mount {mount_id} is not in this mount namespace")
+    filesystem, _, options = line.partition(b" - ")[2].split(b" ", 2)
     if filesystem.partition(b".")[0] != b"fuse":
         return None
     given = options.split(b",")

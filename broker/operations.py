@@ -115,6 +115,8 @@ class Operation:
         self._channel = Channel(conversation)
         #: Whether the child is there, as far as is known: it ends after the conversation.
         self.alive = True
+        #: Whether it has said its last word.
+        self.finished = False
         #: The child's own alarm is what ends a step; this is only for a child that can't even be killed.
         self._patience = seconds + 1
 
@@ -146,6 +148,7 @@ class Operation:
             record = plan.load(data)
         except wire.ProtocolError:
             raise OperationEnded from None
+        self.finished = isinstance(record, plan.LAST_WORDS)
         if isinstance(record, plan.Failed):
             raise OperationFailed(record.errno, record.step.decode("utf-8", "replace"))
         if isinstance(record, plan.BadDescriptors):
@@ -158,6 +161,13 @@ class Operation:
         if not isinstance(record, kind):
             raise OperationEnded
         return record
+
+    async def let_go(self) -> None:
+        """Dismiss the child, and wait until it has nothing open that the caller might find busy."""
+        if self.alive and not self.finished:
+            self.say(plan.LetGo())
+            with suppress(OperationEnded, OperationFailed, OperationRefused):
+                await self.hear()
 
     async def undo(self) -> bool:
         """Hang up on purpose, and wait until the child has unmounted again; whether it has."""

@@ -8,6 +8,7 @@ for it. The whole list of what may be said, in order:
     sync_init  as above, and before Mounted:  child: HandedOver   front: Proceed
     unmount    child: UnmountFacts   front: UnmountPlan   child: Unmounted
     reap       child: Reaped
+    any        front: LetGo, instead of a plan   child: HasLetGo
 
 A plan contains the facts on which it was decided, and the child carries it out only if they are what it finds. So the
 front may guess: most callers mount on a directory of their own, on the filesystem that the last one had, and that
@@ -67,7 +68,10 @@ class Reaped(NamedTuple):
 
 
 class StartDismissal(NamedTuple):
-    """To the mounter, with two descriptors: conversation, a caller's connection. Close that, when the front has."""
+    """To the mounter, with two descriptors: conversation, a caller's connection.
+
+    Empty it and close it, when the front has.
+    """
 
     seconds: int
 
@@ -160,6 +164,14 @@ class Keep(NamedTuple):
     """The descriptor has been delivered; the mount stays."""
 
 
+class LetGo(NamedTuple):
+    """Instead of a plan: there will be none."""
+
+
+class HasLetGo(NamedTuple):
+    """The child has nothing open any more that is the caller's but the connection."""
+
+
 class Kept(NamedTuple):
     """The child has let go of the mount."""
 
@@ -214,6 +226,8 @@ Record = (
     | Proceed
     | Mounted
     | Keep
+    | LetGo
+    | HasLetGo
     | Kept
     | RolledBack
     | UnmountFacts
@@ -222,6 +236,8 @@ Record = (
     | Failed
 )
 _KINDS: dict[bytes, type[Record]] = {kind.__name__.encode(): kind for kind in Record.__args__}
+#: After these a child has nothing more to say, and only waits for the end.
+LAST_WORDS = (Kept, RolledBack, Unmounted, Reaped, HasLetGo, BadDescriptors, Failed)
 _TYPES = {kind: get_type_hints(kind) for kind in _KINDS.values()}
 
 

@@ -33,15 +33,24 @@ def in_private_namespace(body: Callable[[], object]) -> None:
 
     It must leave no FUSE mount there.
     """
+
+    def in_namespace() -> None:
+        syscalls.unshare(syscalls.CLONE_NEWNS)
+        run(["mount", "--make-rprivate", "/"])
+        before = fuse_mounts()
+        body()
+        wait_for_mounts(before)
+
+    in_process(in_namespace)
+
+
+def in_process(body: Callable[[], object]) -> None:
+    """Run `body` in a forked process, which may become whoever it likes; what it raises fails the test."""
     reader, writer = os.pipe()
     if (child := os.fork()) == 0:
         status = 1
         try:
-            syscalls.unshare(syscalls.CLONE_NEWNS)
-            run(["mount", "--make-rprivate", "/"])
-            before = fuse_mounts()
             body()
-            wait_for_mounts(before)
             status = 0
         except BaseException:
             os.write(writer, traceback.format_exc().encode()[-60_000:])
@@ -121,12 +130,12 @@ class Client:
 COMMIT = wire.encode_request(CommitRequest())
 
 
-def mount_request(place: Path, options: bytes = b"") -> bytes:
-    return wire.encode_request(MountRequest(bytes(place), options))
+def mount_request(place: Path, options: bytes = b"", *, sync_init: bool = False) -> bytes:
+    return wire.encode_request(MountRequest(bytes(place), options, sync_init))
 
 
-def unmount_request(place: Path, *, lazy: bool = False) -> bytes:
-    return wire.encode_request(UnmountRequest(bytes(place), os.fsencode(place.name), lazy))
+def unmount_request(place: Path, *, lazy: bool = False, only_dead: bool = False) -> bytes:
+    return wire.encode_request(UnmountRequest(bytes(place), os.fsencode(place.name), lazy, only_dead))
 
 
 def mount(broker: Broker, place: Path, *, uid: int = 0, options: bytes = b"") -> int:

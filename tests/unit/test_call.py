@@ -78,6 +78,9 @@ class WatchedOperation(Operation):
         super().__init__(conversation, seconds)
         self.connection = connection
 
+    async def let_go(self) -> None:
+        """The fake child holds nothing, and does not listen for this."""
+
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         assert self.connection.fileno() == -1, "the child is the last who has the connection"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import sys
@@ -17,6 +18,7 @@ from pytest_subprocess import FakeProcess
 from broker import plan
 from broker.operations import Mounter, MounterFailed, Operation, OperationEnded, OperationFailed, OperationRefused
 from broker.plan import BadDescriptors, Failed, Keep, Mounted, RolledBack, StartDismissal, StartUnmount, Unmounted
+from fusermount3_proxy import wire
 
 MOUNTED = Mounted(device=12, mount_namespace=34, pids_visible=True)
 START = StartUnmount(5, b"mnt", False)
@@ -350,3 +352,31 @@ def test_nothing_is_undone_that_the_child_does_not_say_is_rolled_back(
 def test_a_child_that_says_nothing_has_undone_nothing(talk: tuple[Operation, socket.socket]) -> None:
     operation, _ = talk
     assert not asyncio.run(operation.undo())
+
+
+def test_a_child_that_is_dismissed_is_waited_for(talk: tuple[Operation, socket.socket]) -> None:
+    operation, child = talk
+
+    async def dismiss() -> None:
+        letting_go = asyncio.create_task(operation.let_go())
+        await asyncio.sleep(0.05)
+        assert plan.load(child.recv(wire.MAX_MESSAGE)) == plan.LetGo()
+        assert not letting_go.done()
+        child.send(plan.dump(plan.HasLetGo()))
+        await letting_go
+
+    asyncio.run(dismiss())
+
+
+@pytest.mark.parametrize("word", [plan.Failed(errno.EPERM, b"mount"), plan.BadDescriptors(2), plan.Kept()])
+def test_a_child_that_has_said_its_last_word_is_not_dismissed(
+    talk: tuple[Operation, socket.socket], word: plan.Record
+) -> None:
+    operation, child = talk
+    child.send(plan.dump(word))
+    with suppress(OperationFailed, OperationRefused):
+        asyncio.run(operation.hear())
+    asyncio.run(operation.let_go())
+    child.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        child.recv(1)
