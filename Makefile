@@ -48,7 +48,7 @@ bench: venv static lab-packages  ## latency of the proxy beside the genuine fuse
 	$(VENV)/bin/python -m benchmarks.latency
 
 .PHONY: callers
-callers: venv static lab-packages  ## docs/callers.md: which programs work, written by the tests that run them
+callers: venv static lab-packages  ## write into docs/compatibility.md which programs work, from the tests that run them
 	$(VENV)/bin/python -m tests.callers.table
 
 .PHONY: clean

@@ -6,5 +6,5 @@ Read in this order:
 - `images`, `build`   where they come from; what can't be downloaded is not run, and in CI that is a failure;
 - `machines`      the containers that they run in, and a test's place there; `s3` is the server that s3fs needs;
 - `test_callers`  what is done with each of them;
-- `table`         docs/callers.md, which is written from what was seen.
+- `table`         the section on callers of docs/compatibility.md, which is written from what was seen.
 """

@@ -1,8 +1,8 @@
 """The callers: unmodified FUSE programs, and our smallest filesystems on unmodified libraries.
 
-Each `Caller` says how it is started and what it can do; `CALLERS` is the list, and the rows of docs/callers.md in
-their order. Commands are templates: {mnt} is the mountpoint, {dir} an empty directory of the user's around it, {src}
-one in that, with the file `hello` in it.
+Each `Caller` says how it is started and what it can do; `CALLERS` is the list, and the rows of the table in
+docs/compatibility.md in their order. Commands are templates: {mnt} is the mountpoint, {dir} an empty directory of the
+user's around it, {src} one in that, with the file `hello` in it.
 """
 
 from __future__ import annotations

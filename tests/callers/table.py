@@ -1,9 +1,9 @@
-"""docs/callers.md: which callers work, written by the tests in which they did.
+"""The section on callers of docs/compatibility.md: which work, written by the tests in which they did.
 
     .venv/bin/python -m tests.callers.table
 
-runs the tests of the callers, and writes the file from what they saw. In any other run, what the tests see is compared
-with the file, versions aside.
+runs the tests of the callers, and writes the section from what they saw. In any other run, what the tests see is
+compared with it, versions aside.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from tests.callers.callers import CALLERS
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-FILE = Path(__file__).parents[2] / "docs/callers.md"
+FILE = Path(__file__).parents[2] / "docs/compatibility.md"
+HEADING = "## Callers\n"
 WRITE = "FUSERMOUNT3PROXY_WRITE_TABLE"
 
 READ, WRITTEN, UNMOUNT, STOP, AUTO_UNMOUNT, BACKGROUND, ROOT, ROOT_STOP, DEVICE = COLUMNS = (
@@ -38,11 +39,10 @@ READ, WRITTEN, UNMOUNT, STOP, AUTO_UNMOUNT, BACKGROUND, ROOT, ROOT_STOP, DEVICE 
 VERSION = "version"
 HEADER = ("caller", VERSION, "through", *COLUMNS)
 
-INTRODUCTION = """\
-# Callers
-
+INTRODUCTION = f"""\
+{HEADING}
 Programs and libraries, unmodified, in an unprivileged container (default capabilities, no device, no network), as a
-user and as root. This file is written by the tests that run them (`tests/callers`):
+user and as root. This section is written by the tests that run them (`tests/callers`):
 `.venv/bin/python -m tests.callers.table`.
 
 - **mount, read**, **write**: as uid 1000. A dash: it is not made for that.
@@ -50,8 +50,9 @@ user and as root. This file is written by the tests that run them (`tests/caller
 - **at a signal**: it unmounts, by itself, at SIGTERM or what the program documents instead.
 - **auto_unmount**: the caller is killed; mount and helper are gone.
 - **as root**: mount, read, write and `fusermount3 -u` as root of the container, who has no CAP_SYS_ADMIN.
-- **as root at a signal**: `left`: the mount is left behind, dead, until `fusermount3 -u` removes it. libfuse sees
-  uid 0, tries umount(2) itself, is refused, and asks no helper.
+- **as root at a signal**: `left`: the mount is left behind, dead, until `fusermount3 -u` removes it, or the broker
+  finds it (`dead_mounts_seconds`; off in these tests). libfuse sees uid 0, tries umount(2) itself, is refused, and
+  asks no helper.
 - **/dev/fuse**: `needed`: the caller gives up, before it calls fusermount3, unless it can open /dev/fuse. Any file that
   can be opened will do: `podman run -v /dev/null:/dev/fuse …`. Otherwise it works with no /dev/fuse at all.
 
@@ -79,7 +80,7 @@ class Seen:
 
 
 def rendered(cells: Mapping[str, Mapping[str, str]]) -> str:
-    """Return the file."""
+    """Return the section."""
     lines = ["| " + " | ".join(HEADER) + " |", "| " + " | ".join("---" for _ in HEADER) + " |"]
     for caller in CALLERS:
         row = cells[caller.name]
@@ -88,10 +89,16 @@ def rendered(cells: Mapping[str, Mapping[str, str]]) -> str:
     return INTRODUCTION + "\n".join(lines) + "\n"
 
 
+def write(cells: Mapping[str, Mapping[str, str]]) -> None:
+    """Put the section into the file, where it is the last one."""
+    before, _, _ = FILE.read_text().partition(HEADING)
+    FILE.write_text(before + rendered(cells))
+
+
 def written_rows() -> dict[str, dict[str, str]]:
-    """Return the rows of the committed file, by caller."""
+    """Return the rows of the committed section, by caller."""
     rows: dict[str, dict[str, str]] = {}
-    for line in FILE.read_text().splitlines():
+    for line in FILE.read_text().partition(HEADING)[2].splitlines():
         words = [word.strip() for word in line.strip("|").split("|")]
         if line.startswith("| ") and words[0] not in ("caller", "---"):
             rows[words[0]] = dict(zip(HEADER, words, strict=True))

@@ -198,7 +198,7 @@ def test_the_table_is_what_was_seen(seen: Seen) -> None:
     """The last one of this module, for it judges all others."""
     if os.environ.get(table.WRITE):
         assert seen.is_whole(), "the file is written only when all callers were run"
-        table.FILE.write_text(table.rendered(seen.cells))
+        table.write(seen.cells)
     written = table.written_rows()
     if seen.is_whole():
         assert list(written) == [caller.name for caller in CALLERS]

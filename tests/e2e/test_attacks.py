@@ -1,0 +1,896 @@
+"""What somebody tried who meant harm: to have another's filesystem taken away, to get a device or a descriptor of the
+broker's, to keep the broker from serving others. Each test is one attempt, and says what nobody gets by it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import select
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import threading
+import time
+from errno import EBUSY, EEXIST, EINVAL, EPERM
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from broker import syscalls
+from fusermount3_proxy import wire
+from fusermount3_proxy.wire import ProceedRequest
+from tests.e2e.caller import COMM_FD, call_in
+from tests.e2e.conftest import containers, is_alive, nothing_left, settle, wait_until
+from tests.e2e.hostile import (
+    COMMIT,
+    O_PATH,
+    Client,
+    check_service,
+    fuse_mounts,
+    in_private_namespace,
+    in_process,
+    mount,
+    mount_request,
+    unmount,
+    unmount_request,
+    wait_for_mounts,
+)
+from tests.lab.broker import Broker
+from tests.lab.commands import run
+from tests.lab.images import BUSYBOX, image_tag
+from tests.lab.podman import RUNTIME, Container, Mount, mountinfo, namespace_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.e2e.conftest import RunBroker, Start
+
+pytestmark = pytest.mark.e2e
+
+USER = 1000
+DEADLINES = {"operation": 3, "commit": 3, "sync_init": 3}
+AT_ONCE = 2
+"""Seconds in which a caller is served whom nobody holds up: less than any deadline."""
+
+
+@pytest.fixture(scope="module")
+def impatient_broker() -> Iterator[Broker]:
+    lines = [f"{name} = {seconds}" for name, seconds in DEADLINES.items()]
+    with Broker("\n".join(["[deadlines]", *lines])) as broker:
+        settle(broker)
+        yield broker
+
+
+@pytest.fixture
+def broker(impatient_broker: Broker) -> Iterator[Broker]:
+    """A broker with short deadlines."""
+    with nothing_left(impatient_broker):
+        yield impatient_broker
+
+
+@pytest.fixture
+def users(tmp_path: Path) -> Path:
+    """A directory of the user's, on the way to which every user may look."""
+    for path in (tmp_path, *tmp_path.parents[:2]):
+        path.chmod(0o755)
+    directory = tmp_path / "user"
+    directory.mkdir()
+    os.chown(directory, USER, USER)
+    return directory
+
+
+@pytest.fixture
+def place(users: Path) -> Path:
+    """A mountpoint of the user's."""
+    return mountpoint(users, "mountpoint")
+
+
+def mountpoint(directory: Path, name: str, uid: int = USER) -> Path:
+    path = directory / name
+    path.mkdir()
+    os.chown(path, uid, uid)
+    return path
+
+
+def become(uid: int) -> None:
+    """Be a user's process from now on, which others of the same user may look into."""
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
+
+
+def enter_own_namespaces(uid: int) -> None:
+    """Be a user's process in a user namespace, where the user is `uid`, and a mount namespace of its own."""
+    become(USER)
+    syscalls.unshare(syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS)
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{uid} {USER} 1")
+    Path("/proc/self/gid_map").write_text(f"{uid} {USER} 1")
+    syscalls.mount(None, b"/", None, syscalls.MS_REC | syscalls.MS_PRIVATE, None)
+
+
+@contextlib.contextmanager
+def beside(body: Callable[[], object]) -> Iterator[int]:
+    """Have a process that runs `body`, and then waits to be killed; gives its pid when `body` has returned."""
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            os.close(reader)
+            body()
+            os.write(writer, b"done")
+            os.close(writer)
+            signal.pause()
+        finally:
+            os._exit(1)
+    os.close(writer)
+    try:
+        assert os.read(reader, 16) == b"done"
+        yield child
+    finally:
+        os.close(reader)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+@contextlib.contextmanager
+def at_once() -> Iterator[None]:
+    """What happens in the block takes no longer than if nobody did any harm."""
+    begun = time.monotonic()
+    yield
+    assert time.monotonic() - begun < AT_ONCE
+
+
+def mounter_of(broker: Broker) -> psutil.Process:
+    return psutil.Process(broker.status()["mounter"]["pid"])
+
+
+@contextlib.contextmanager
+def slow(broker: Broker, system_call: str, seconds: float, log: Path) -> Iterator[None]:
+    """Have each such call of the mounter's children begin only after so many seconds."""
+    mounter = mounter_of(broker)
+    traced = [mounter.pid, *(child.pid for child in mounter.children())]
+    delay = f"inject={system_call}:delay_enter={round(1_000_000 * seconds)}"
+    pids = [f"--attach={pid}" for pid in traced]
+    tracer = subprocess.Popen(
+        ["strace", "-f", "-o", log, "-e", f"trace={system_call}", "-e", delay, *pids], stderr=subprocess.DEVNULL
+    )
+    try:
+        wait_until(lambda: all(f"TracerPid:\t{tracer.pid}\n" in Path(f"/proc/{p}/status").read_text() for p in traced))
+        yield
+    finally:
+        tracer.send_signal(signal.SIGINT)
+        tracer.wait(timeout=20)
+
+
+# A FUSE program ------------------------------------------------------------------------------------------------
+
+LOOKUP, FORGET, GETATTR, OPEN, STATFS, RELEASE, FLUSH, INIT, INTERRUPT, BATCH_FORGET = (
+    1,
+    2,
+    3,
+    14,
+    17,
+    18,
+    25,
+    26,
+    36,
+    42,
+)
+ROOT, FILE = 1, 2
+ENOSYS = 38
+HEADER = struct.Struct("=IIQQIIII")
+INIT_REPLY = struct.pack("=IIIIHHIIHH28x", 7, 31, 65536, 0, 12, 9, 65536, 1, 0, 0)
+
+
+class FuseProgram:
+    """A FUSE program with one file, `file`, which it serves in a thread until the `with` block ends.
+
+    It answers nothing of the operations in `silent`, after the first `spared` of them, unless this process itself
+    asks. `asked` are those that were asked by others, `silenced` those of them that got no answer.
+    """
+
+    def __init__(self, device: int, silent: tuple[int, ...] = ()) -> None:
+        self.silent = silent
+        self.spared = 0
+        self.asked: list[int] = []
+        self.silenced: list[int] = []
+        self._device = device
+        self._stop, self._stopped = os.pipe()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+
+    def __enter__(self) -> FuseProgram:
+        os.set_blocking(self._device, False)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        os.close(self._stopped)
+        self._thread.join(timeout=10)
+        os.close(self._device)
+        os.close(self._stop)
+
+    def _serve(self) -> None:
+        ready = select.poll()
+        ready.register(self._device, select.POLLIN)
+        ready.register(self._stop, 0)
+        while all(descriptor == self._device for descriptor, _ in ready.poll()):
+            try:
+                request = os.read(self._device, 1 << 20)
+            except BlockingIOError:
+                continue
+            except OSError:  # unmounted
+                return
+            self._answer(request)
+
+    def _answer(self, request: bytes) -> None:
+        _, operation, unique, node, _, _, asker, _ = HEADER.unpack_from(request)
+        if asker != os.getpid() and operation not in (INIT, FORGET, BATCH_FORGET, INTERRUPT):
+            self.asked.append(operation)
+            if operation in self.silent and self.spared == 0:
+                self.silenced.append(operation)
+                return
+            self.spared -= operation in self.silent
+        answers = {
+            INIT: INIT_REPLY,
+            LOOKUP: struct.pack("=QQQQII", FILE, 0, 0, 0, 0, 0) + attributes(FILE),
+            GETATTR: struct.pack("=QII", 0, 0, 0) + attributes(node),
+            OPEN: struct.pack("=QII", 0, 0, 0),
+            STATFS: struct.pack("=QQQQQIIII24x", 1, 1, 1, 1, 1, 4096, 255, 4096, 0),
+            RELEASE: b"",
+            FLUSH: b"",
+        }
+        if operation in (FORGET, BATCH_FORGET, INTERRUPT):
+            return
+        body = answers.get(operation, b"")
+        error = 0 if operation in answers else -ENOSYS
+        with contextlib.suppress(OSError):  # nobody waits for the answer any more
+            os.write(self._device, struct.pack("=IiQ", 16 + len(body), error, unique) + body)
+
+
+def attributes(node: int) -> bytes:
+    mode = stat.S_IFDIR | 0o777 if node == ROOT else stat.S_IFREG | 0o666
+    return struct.pack("=QQQQQQIIIIIIIIII", node, 10, 1, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0)
+
+
+# To have taken away what is another's --------------------------------------------------------------------------
+
+LOOP_SET_FD, LOOP_CLR_FD, LOOP_CTL_ADD, LOOP_CTL_REMOVE = 0x4C00, 0x4C01, 0x4C80, 0x4C81
+
+
+@contextlib.contextmanager
+def loop_device(number: int, image: Path, node: Path) -> Iterator[bool]:
+    """Have `node` be a loop device of that number; whether there is none of that number yet."""
+    with Path("/dev/loop-control").open() as control:
+        try:
+            fcntl.ioctl(control, LOOP_CTL_ADD, number)
+        except OSError as error:
+            assert error.errno == EEXIST
+            yield False
+            return
+        try:
+            os.mknod(node, stat.S_IFBLK | 0o600, os.makedev(7, number))
+            with node.open("r+b", buffering=0) as device, image.open("r+b") as file:
+                fcntl.ioctl(device, LOOP_SET_FD, file.fileno())
+                try:
+                    yield True
+                finally:
+                    fcntl.ioctl(device, LOOP_CLR_FD, 0)
+        finally:
+            wait_until(lambda: has_removed_loop_device(control.fileno(), number))
+
+
+def has_removed_loop_device(control: int, number: int) -> bool:
+    try:
+        fcntl.ioctl(control, LOOP_CTL_REMOVE, number)
+    except OSError as error:
+        assert error.errno == EBUSY
+        return False
+    return True
+
+
+def test_a_block_device_filesystem_with_the_same_minor_number_is_not_unmounted(broker: Broker, users: Path) -> None:
+    def attempt(number: int) -> bool:
+        """Whether there was no loop device yet with the number of a new mount of the user's, which stays meanwhile."""
+        own = mountpoint(users, f"own{number}")
+        device = mount(broker, own, uid=USER)
+        minor = next(int(each.device.partition(":")[2]) for each in mountinfo() if each.mountpoint == str(own))
+        with loop_device(minor, users / "image", users / f"loop{minor}") as made:
+            if made:
+                run(["mount", "-t", "ext4", users / f"loop{minor}", users / "roots"])
+                try:
+                    refuse()
+                finally:
+                    run(["umount", users / "roots"], check=False)
+        done = made or (number < 50 and attempt(number + 1))
+        os.close(device)
+        unmount(broker, own, uid=USER)
+        return done
+
+    def refuse() -> None:
+        for lazy in (False, True):
+            with Client(broker, USER) as client:
+                client.send(unmount_request(users / "roots", lazy=lazy), os.open(users, O_PATH))
+                assert client.refused() == (EPERM, f"entry for {users}/roots not found in /etc/mtab")
+        assert (users / "roots/lost+found").is_dir()
+
+    def body() -> None:
+        run(["mount", "-t", "tmpfs", "tmpfs", users])  # where devices may be opened
+        (users / "roots").mkdir()
+        with (users / "image").open("wb") as image:
+            image.truncate(16 << 20)
+        run(["mkfs.ext4", "-q", users / "image"])
+        assert attempt(0)
+
+    in_private_namespace(body)
+
+
+@pytest.mark.parametrize("what", [["tmpfs", "tmpfs", "-o", "ro"], ["proc", "proc"]], ids=["a tmpfs", "proc"])
+@pytest.mark.parametrize("when", ["before", "while the program gets ready"])
+def test_what_came_to_lie_on_the_mountpoint_is_not_mounted_over(
+    when: str, what: list[str], broker: Broker, place: Path
+) -> None:
+    def body() -> None:
+        pinned = os.open(place, O_PATH)
+        with Client(broker, USER) as client:
+            if when == "before":
+                mounts = cover()
+                client.send(mount_request(place), pinned)
+            else:
+                client.send(mount_request(place, sync_init=True), pinned)
+                assert (reply := client.reply()) is not None
+                assert reply.errno == 0, reply.text
+                mounts = cover()
+                client.send(wire.encode_request(ProceedRequest()))
+            assert client.refused() == (EBUSY, "mount failed: Device or resource busy")
+            assert mountinfo() == mounts
+        run(["umount", "--lazy", place])
+        check_service(broker, place)
+
+    def cover() -> list[Mount]:
+        run(["mount", "-t", *what, place])
+        return mountinfo()
+
+    in_private_namespace(body)
+
+
+def test_a_dead_mount_that_was_made_for_root_is_not_roots_to_take_away(broker: Broker, place: Path) -> None:
+    """A volume, whose program may be back soon, in a container whose root may not unmount by itself."""
+
+    def body() -> None:
+        device = os.open("/dev/fuse", os.O_RDWR)
+        data = b"fd=%d,rootmode=40000,user_id=0,group_id=0,allow_other" % device
+        syscalls.mount(b"volume", bytes(place), b"fuse.volume", 0, data)
+        os.close(device)
+
+        in_process(without_capabilities)
+        assert [mount.source for mount in fuse_mounts()] == ["volume"]
+
+        with Client(broker) as client:
+            client.send(unmount_request(place, only_dead=True), os.open(place.parent, O_PATH))
+            assert (reply := client.reply()) is not None
+            assert reply.errno == 0, reply.text
+
+    def without_capabilities() -> None:
+        directory = os.open(place.parent, O_PATH)
+        syscalls.capset()
+        with Client(broker) as client:
+            client.send(unmount_request(place, only_dead=True), directory)
+            assert client.refused() == (EPERM, f"{place} is not the mount that was watched")
+
+    in_private_namespace(body)
+
+
+def test_a_user_who_touches_its_connection_in_fusectl_keeps_the_right_to_unmount(
+    broker: Broker, place: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "fusectl").mkdir()
+
+    def body() -> None:
+        run(["mount", "-t", "fusectl", "fusectl", tmp_path / "fusectl"])
+        device = mount(broker, place, uid=USER)
+        number = next(each.device.partition(":")[2] for each in mountinfo() if each.mountpoint == str(place))
+        connection = tmp_path / "fusectl" / number
+        in_process(lambda: touch(connection))
+        assert [mount["mountpoint"] for mount in broker.mounts()] == [str(place)]
+        os.close(device)
+        unmount(broker, place, uid=USER)
+
+    def touch(connection: Path) -> None:
+        become(USER)
+        connection.chmod(0o700)
+
+    in_private_namespace(body)
+
+
+RENAME_EXCHANGE = 2
+
+
+def test_a_lazy_unmount_takes_what_was_looked_at_although_names_are_exchanged(
+    run_broker: RunBroker, users: Path, tmp_path: Path
+) -> None:
+    """The names are exchanged in another mount namespace, where nothing is mounted on them."""
+    broker = run_broker()
+    own, roots = mountpoint(users, "own"), mountpoint(users, "roots")
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def exchange() -> None:
+        done = libc.renameat2(syscalls.AT_FDCWD, bytes(own), syscalls.AT_FDCWD, bytes(roots), RENAME_EXCHANGE)
+        assert done == 0, os.strerror(ctypes.get_errno())
+
+    def elsewhere() -> None:
+        syscalls.unshare(syscalls.CLONE_NEWNS)
+        signal.signal(signal.SIGUSR1, lambda *_: exchange())
+
+    def body() -> None:
+        with beside(elsewhere) as other:
+            run(["mount", "-t", "tmpfs", "roots", roots])
+            os.close(mount(broker, own, uid=USER))
+            with Client(broker, USER) as client, slow(broker, "umount2", 1, tmp_path / "trace"):
+                changed = users.stat().st_ctime_ns
+                client.send(unmount_request(own, lazy=True), os.open(users, O_PATH))
+                time.sleep(0.5)  # it has been looked at, and is not unmounted yet
+                os.kill(other, signal.SIGUSR1)
+                wait_until(lambda: users.stat().st_ctime_ns != changed)
+                assert fuse_mounts(), "the names were exchanged too late"
+                assert (reply := client.reply()) is not None
+                assert reply.errno == 0, reply.text
+            assert fuse_mounts() == []
+            assert "roots" in [mount.source for mount in mountinfo()]
+
+    in_private_namespace(body)
+
+
+# To mount where nobody may -------------------------------------------------------------------------------------
+
+
+def test_a_caller_that_changes_its_namespaces_between_two_looks_gets_nothing(
+    run_broker: RunBroker, users: Path, tmp_path: Path
+) -> None:
+    """A filesystem of the machine's own user namespace, in the hands of the root of another: what that allows is to
+    clear nosuid and nodev."""
+    broker = run_broker()
+    settle(broker)
+    # Each namespace is joined late, and between two of them, one of the callers moves.
+    late = 0.3
+    moves = [late * (number + 0.5) for number in range(5)]
+
+    def own_namespaces() -> None:
+        enter_own_namespaces(0)
+        run(["mount", "-t", "tmpfs", "tmpfs", users])
+        for number in range(len(moves)):
+            (users / str(number)).mkdir()
+
+    def moving(number: int, into: int, results: int) -> None:
+        namespaces = os.pidfd_open(into)
+        pinned = os.open(f"/proc/{into}/root{users}/{number}", O_PATH)
+        with Client(broker, USER) as client:
+            become(USER)
+            client.send(mount_request(users), pinned)
+            time.sleep(moves[number])
+            syscalls.setns(namespaces, syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS)
+            reply = client.reply()
+            assert reply is not None
+            if reply.errno == 0:
+                client.send(COMMIT)
+                assert client.reply() is None
+            os.write(results, bytes([reply.errno]))
+
+    def body() -> None:
+        ours, theirs = os.pipe()
+        with beside(own_namespaces) as into, slow(broker, "setns", late, tmp_path / "trace"):
+            callers = [
+                threading.Thread(target=in_process, args=[lambda number=number: moving(number, into, theirs)])
+                for number in range(len(moves))
+            ]
+            for caller in callers:
+                caller.start()
+            for caller in callers:
+                caller.join(timeout=20)
+            got = os.read(ours, len(moves))
+            assert len(got) == len(moves)
+            assert EPERM in got, "nobody moved in between"
+            # The kernel shows user_id as the user namespace of the filesystem has it.
+            mounts = [mount for mount in mountinfo(into) if mount.is_fuse]
+            assert len(mounts) == got.count(0)
+            assert all("user_id=0" in mount.super_options for mount in mounts)
+        wait_until(lambda: broker.mounts() == [])
+
+    in_private_namespace(body)
+
+
+@pytest.mark.parametrize("sync_init", [False, True], ids=["before its program", "after its program"])
+def test_a_mountpoint_in_no_namespace_is_refused(sync_init: bool, broker: Broker, place: Path) -> None:
+    """A mount there would come along when the user attaches it, to whatever namespace that is by then."""
+
+    def body() -> None:
+        context = syscalls.fsopen(b"tmpfs", syscalls.FSOPEN_CLOEXEC)
+        syscalls.fsconfig(context, syscalls.FSCONFIG_CMD_CREATE, None, None, 0)
+        detached = syscalls.fsmount(context, syscalls.FSMOUNT_CLOEXEC, 0)
+        os.mkdir("mountpoint", dir_fd=detached)
+        with Client(broker) as client:
+            pinned = os.open("mountpoint", O_PATH, dir_fd=detached)
+            client.send(mount_request(place, sync_init=sync_init), pinned)
+            reply = client.reply()
+            if reply is not None and reply.errno == 0 and sync_init:
+                client.send(wire.encode_request(ProceedRequest()))
+                reply = client.reply()
+            assert reply is not None
+            assert reply.errno in (EBUSY, EINVAL)  # older kernels refuse it by themselves
+            syscalls.move_mount(detached, b"", syscalls.AT_FDCWD, bytes(place), syscalls.MOVE_MOUNT_F_EMPTY_PATH)
+            os.close(detached)
+            assert [mount.mountpoint for mount in mountinfo() if mount.is_fuse] == []
+        run(["umount", "--lazy", place])
+        check_service(broker, place)
+
+    in_private_namespace(body)
+
+
+def test_what_belongs_to_somebody_without_a_uid_here_is_not_the_overflow_users(broker: Broker, users: Path) -> None:
+    roots = mountpoint(users, "roots", 0)
+    roots.chmod(0o1777)
+
+    def body() -> None:
+        with Client(broker, USER) as client:
+            enter_own_namespaces(65534)
+            assert roots.stat().st_uid == os.getuid() == 65534
+            client.send(mount_request(roots), os.open(roots, O_PATH))
+            assert client.refused() == (EPERM, f"mountpoint {roots} not owned by user")
+        assert fuse_mounts() == []
+
+    in_process(body)
+
+
+def test_mount_max_holds_for_requests_at_once(run_broker: RunBroker, users: Path) -> None:
+    most = 3
+    broker = run_broker(f"mount_max = {most}")
+    places = [mountpoint(users, str(number)) for number in range(30)]
+
+    def body() -> None:
+        with contextlib.ExitStack() as stack:
+            clients = [stack.enter_context(Client(broker, USER)) for _ in places]
+            for client, place in zip(clients, places, strict=True):
+                client.send(mount_request(place), os.open(place, O_PATH))
+            replies = [client.reply() for client in clients]
+            for client, reply in zip(clients, replies, strict=True):
+                if reply is not None and reply.errno == 0:
+                    client.send(COMMIT)
+                    assert client.reply() is None
+            assert len(fuse_mounts()) <= most
+            said = {reply.text for reply in replies if reply is not None and reply.errno}
+            assert said == {f"too many FUSE filesystems mounted; mount_max=N can be set in {broker.config}".encode()}
+        for mounted in fuse_mounts():
+            unmount(broker, Path(mounted.mountpoint), uid=USER)
+        devices = [mount(broker, place, uid=USER) for place in places[:most]]
+        for device, place in zip(devices, places[:most], strict=True):
+            os.close(device)
+            unmount(broker, place, uid=USER)
+
+    in_private_namespace(body)
+
+
+# To get at a device, or at what is the broker's own ------------------------------------------------------------
+
+IN_OPEN = 0x20
+
+
+class Watch:
+    """Whether a file is opened from now on, by whomever (inotify(7)); to look at it with O_PATH is not to open it."""
+
+    def __init__(self, path: Path) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._descriptor = libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
+        assert libc.inotify_add_watch(self._descriptor, bytes(path), IN_OPEN) >= 0
+
+    def __bool__(self) -> bool:
+        try:
+            return bool(os.read(self._descriptor, 4096))
+        except BlockingIOError:
+            return False
+
+
+@pytest.mark.parametrize("kind", [stat.S_IFCHR, stat.S_IFBLK, stat.S_IFIFO, stat.S_IFREG])
+def test_only_dead_opens_no_device(kind: int, broker: Broker, users: Path) -> None:
+    """The broker may use devices that the container, which can have made the node, may not."""
+
+    def body() -> None:
+        run(["mount", "-t", "tmpfs", "tmpfs", users])  # where devices may be opened
+        node = users / "node"
+        os.mknod(node, kind | 0o666, {stat.S_IFCHR: os.makedev(1, 3), stat.S_IFBLK: os.makedev(7, 0)}.get(kind, 0))
+        opened = Watch(node)
+        with Client(broker) as client:
+            client.send(unmount_request(node, only_dead=True), os.open(users, O_PATH))
+            assert client.refused() == (EBUSY, f"{node} is no dead mount")
+        assert not opened
+        if kind == stat.S_IFREG:
+            node.read_bytes()
+            assert opened
+
+    in_private_namespace(body)
+
+
+def test_only_dead_opens_no_file_of_a_living_filesystem(broker: Broker, place: Path) -> None:
+    def body() -> None:
+        with FuseProgram(mount(broker, place), silent=(OPEN, FLUSH)) as program:
+            with Client(broker) as client, at_once():
+                client.send(unmount_request(place / "file", only_dead=True), os.open(place, O_PATH))
+                assert client.refused() == (EBUSY, f"{place}/file is no dead mount")
+            assert LOOKUP in program.asked
+            assert program.silenced == []
+        unmount(broker, place, lazy=True)
+
+    in_private_namespace(body)
+
+
+def test_root_of_a_container_cannot_change_the_device_node_of_others(start: Start) -> None:
+    first = start(image_tag(BUSYBOX))
+    second = start(image_tag(BUSYBOX), user_namespace=True)
+    outcome = call_in(first, ["fusermount3", "/mnt"])
+    assert outcome.descriptor is not None
+    mode = os.fstat(outcome.descriptor).st_mode
+    with contextlib.suppress(OSError):
+        os.fchmod(outcome.descriptor, 0)
+    try:
+        others = call_in(second, ["fusermount3", "/mnt"])
+        assert (others.status, others.stderr) == (0, "")
+        others.close()
+        second.exec(["fusermount3", "-u", "/mnt"])
+    finally:
+        with contextlib.suppress(OSError):
+            os.fchmod(outcome.descriptor, mode)
+        outcome.close()
+        first.exec(["fusermount3", "-u", "/mnt"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_user_cannot_send_signals_to_the_mounters_children(
+    number: signal.Signals, broker: Broker, place: Path
+) -> None:
+    """A child that is killed takes away no mount that nobody committed; one that is stopped never ends."""
+    mounter = mounter_of(broker)
+
+    def attack() -> None:
+        with Client(broker, USER) as client:
+            client.send(mount_request(place), os.open(place, O_PATH))
+            assert (reply := client.reply()) is not None
+            assert reply.errno == 0, reply.text
+            family = mounter.children(recursive=True)
+            assert family
+            become(USER)
+            for child in family:
+                with contextlib.suppress(PermissionError, ProcessLookupError):
+                    os.kill(child.pid, number)
+
+    def body() -> None:
+        try:
+            in_process(attack)
+            wait_for_mounts([])
+            assert psutil.STATUS_STOPPED not in [child.status() for child in mounter.children()]
+        finally:
+            for child in mounter.children():
+                child.send_signal(signal.SIGCONT)
+        check_service(broker, place)
+
+    in_private_namespace(body)
+
+
+FUSE_DEV_IOC_SYNC_INIT = 229 << 8 | 3
+
+
+def test_a_container_sees_no_descriptors_in_a_child_of_the_mounter(start: Start, broker: Broker) -> None:
+    """What creates the filesystem is in the container's pid namespace, and as long as the FUSE program likes."""
+    container = start(image_tag(BUSYBOX))
+    with waiting_mount(container):
+        (child,) = mounters_children_in(container, broker)
+        process = Path(f"/proc/{child}")
+        assert {path.readlink() for path in (process / "fd").iterdir()} == {
+            Path("/dev/fuse"),
+            Path("anon_inode:[fscontext]"),
+        }
+        status = dict(line.split(":\t", 1) for line in (process / "status").read_text().splitlines())
+        assert int(status["CapPrm"], 16) == 1 << syscalls.CAP_SYS_ADMIN
+        number = status["NSpid"].split()[-1]
+        for secret in ("cwd", "root", f"fd/{next((process / 'fd').iterdir()).name}"):
+            assert container.exec(["readlink", f"/proc/{number}/{secret}"], check=False).returncode != 0
+
+
+def test_a_container_that_may_trace_processes_sees_no_child_of_the_mounter(broker: Broker) -> None:
+    with containers(broker) as start:
+        container = start(image_tag(BUSYBOX), extra=("--cap-add", "SYS_PTRACE"))
+        with waiting_mount(container):
+            assert mounters_children_in(container, broker) == []
+
+
+@contextlib.contextmanager
+def waiting_mount(container: Container) -> Iterator[None]:
+    """Have the kernel's mount in the container wait for a FUSE program that says nothing."""
+    ours, theirs = socket.socketpair()
+    ours.settimeout(20)
+    with ours, theirs:
+        preserve = ["--preserve-fds", "1"]
+        helper = ["fusermount3", "--sync-init", "--comm-fd", str(COMM_FD), "-o", "rw", "--", "/mnt"]
+        shell = ["bash", "-c", f'exec "$@" {COMM_FD}<&"$0"', str(theirs.fileno())]
+        caller = subprocess.Popen(
+            [*shell, "podman", *RUNTIME, "exec", *preserve, container.name, *helper],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        theirs.close()
+        _, (device,), _, _ = socket.recv_fds(ours, 1, 1)
+        try:
+            fcntl.ioctl(device, FUSE_DEV_IOC_SYNC_INIT)
+        except OSError:
+            pytest.skip("this kernel's mount waits for no FUSE program")
+        ours.send(b"\0")
+        assert select.select([device], [], [], 20)[0], "the kernel asks for nothing"
+        try:
+            yield
+        finally:
+            os.close(device)
+            ours.close()
+            caller.wait(timeout=20)
+
+
+def mounters_children_in(container: Container, broker: Broker) -> list[int]:
+    """Return the processes of the mounter that the container can see, by the host's numbers."""
+    namespace = namespace_of(container.pid)
+    return [child.pid for child in mounter_of(broker).children(recursive=True) if namespace_of(child.pid) == namespace]
+
+
+# To keep the broker from serving others ------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def lingering_socket(_broker: Broker, _directory: Path) -> Iterator[int]:
+    """A connection whose close waits until the other end has read what it never reads."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(1)
+        connection = socket.create_connection(listener.getsockname())
+        other, _ = listener.accept()
+    connection.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            connection.send(b"x" * 65536)
+    connection.setblocking(True)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 30))
+    with other:
+        yield connection.detach()
+
+
+@contextlib.contextmanager
+def unflushed_file(broker: Broker, directory: Path) -> Iterator[int]:
+    """A file whose close waits for a FUSE program that doesn't answer."""
+    place = mountpoint(directory, "hung", 0)
+    with FuseProgram(mount(broker, place), silent=(FLUSH,)) as program:
+        yield os.open(place / "file", os.O_RDONLY)
+        wait_until(lambda: {FLUSH, RELEASE} & {*program.asked})  # who takes the descriptor flushes it, too
+    unmount(broker, place, lazy=True)
+
+
+@contextlib.contextmanager
+def stopped(broker: Broker) -> Iterator[None]:
+    """Have the broker see all at once what is said in the block, and be the last who has what came with it."""
+    os.kill(broker.process.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(broker.process.pid, signal.SIGCONT)
+
+
+def instead_of_a_mountpoint(client: Client, broker: Broker, place: Path, descriptor: int) -> None:
+    with stopped(broker):
+        client.send(mount_request(place), descriptor)
+
+
+def beside_a_mountpoint(client: Client, broker: Broker, place: Path, descriptor: int) -> None:
+    with stopped(broker):
+        client.send(mount_request(place), os.open(place, O_PATH), descriptor)
+
+
+def with_what_is_no_request(client: Client, broker: Broker, _place: Path, descriptor: int) -> None:
+    with stopped(broker):
+        client.send(b"noise", descriptor)
+
+
+def behind_what_is_no_request(client: Client, broker: Broker, _place: Path, descriptor: int) -> None:
+    with stopped(broker):
+        client.send(b"noise")
+        client.send(b"more", descriptor)
+
+
+def instead_of_a_commit(client: Client, broker: Broker, place: Path, descriptor: int) -> None:
+    client.send(mount_request(place), os.open(place, O_PATH))
+    assert client.reply() is not None
+    with stopped(broker):
+        client.send(b"noise", descriptor)
+
+
+def with_a_request_and_gone(client: Client, broker: Broker, place: Path, descriptor: int) -> None:
+    with stopped(broker):
+        client.send(mount_request(place), descriptor)
+        client.socket.close()
+
+
+SENT = (
+    instead_of_a_mountpoint,
+    beside_a_mountpoint,
+    with_what_is_no_request,
+    behind_what_is_no_request,
+    instead_of_a_commit,
+    with_a_request_and_gone,
+)
+
+
+@pytest.mark.parametrize("send", SENT, ids=lambda send: send.__name__)
+@pytest.mark.parametrize("hanging", [lingering_socket, unflushed_file], ids=lambda hanging: hanging.__name__)
+def test_a_descriptor_whose_close_hangs_holds_nobody_up(
+    hanging: Callable[[Broker, Path], contextlib.AbstractContextManager[int]],
+    send: Callable[[Client, Broker, Path, int], None],
+    broker: Broker,
+    users: Path,
+    place: Path,
+) -> None:
+    def body() -> None:
+        with hanging(broker, users) as descriptor, Client(broker, USER) as client:
+            send(client, broker, mountpoint(users, "another"), descriptor)
+            time.sleep(0.2)  # it is being closed by now
+            with at_once():
+                check_service(broker, place)
+
+    in_private_namespace(body)
+
+
+def test_what_is_said_when_a_rollback_has_ended_holds_nobody_up(
+    run_broker: RunBroker, users: Path, place: Path, tmp_path: Path
+) -> None:
+    """The mounter's child has gone by then, and the front has not hung up on the caller yet."""
+    broker = run_broker()
+    settle(broker)
+    mounter = mounter_of(broker)
+    spares = mounter.children()
+
+    def body() -> None:
+        with lingering_socket(broker, users) as descriptor, Client(broker, USER) as client:
+            with slow(broker, "umount2", 0.5, tmp_path / "trace"):
+                client.send(mount_request(place), os.open(place, O_PATH))
+                assert client.reply() is not None
+                client.send(b"noise")
+                time.sleep(0.3)  # the front waits for the rollback by now
+                with stopped(broker):
+                    wait_for_mounts([])
+                    with contextlib.suppress(AssertionError):  # it may as well wait for the front
+                        wait_until(lambda: any(not is_alive(spare.pid) for spare in spares), seconds=1)
+                    client.send(b"more", descriptor)
+            with at_once():
+                check_service(broker, place)
+
+    in_private_namespace(body)
+
+
+def test_a_hung_lookup_of_one_user_does_not_hold_up_another(broker: Broker, users: Path, place: Path) -> None:
+    hung = mountpoint(users, "hung", 0)
+
+    def body() -> None:
+        with FuseProgram(mount(broker, hung)) as program:
+            inner = mount(broker, hung / "file")
+            with Client(broker) as client:
+                directory = os.open(hung, O_PATH)
+                program.silent, program.spared = (LOOKUP,), 1  # the second look is the one that is followed by deeds
+                client.send(unmount_request(hung / "file"), directory)
+                wait_until(lambda: program.silenced)
+                with at_once():
+                    check_service(broker, place)
+            program.silent = ()
+            os.close(inner)
+        run(["umount", "--lazy", hung])
+
+    in_private_namespace(body)
