@@ -12,7 +12,7 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from errno import EBADMSG, EIO, ETIMEDOUT
+from errno import EAGAIN, EBADMSG, EIO, ETIMEDOUT
 
 from broker import log, policy
 from broker.channel import Channel, HungUp
@@ -133,6 +133,8 @@ class Call:
         start = StartMount(self._front.configuration.deadlines.operation)
         self._front.mounting += 1
         self.held.callback(self._front.ends_mounting)
+        if request.sync_init:
+            self._take_long()
         operation = self._begin(peer, start)
         with _explained(b"mount failed", request):
             plan, said = await self._agree(peer, request, operation)
@@ -157,6 +159,13 @@ class Call:
         else:
             self._front.registry.add(mount)  # so that its owner can unmount it
             self.decided(log.WARNING, "not rolled back: it is covered, or its guardian was killed", device=mount.device)
+
+    def _take_long(self) -> None:
+        """Count a call that may take minutes; a quarter of the places is for such. Raises Refusal."""
+        if self._front.getting_ready >= max(1, self._front.configuration.max_requests // 4):
+            raise Refusal(EAGAIN, b"mount failed: Resource temporarily unavailable")
+        self._front.getting_ready += 1
+        self.held.callback(self._front.is_ready)
 
     async def _agree(self, peer: Peer, request: MountRequest, operation: Operation) -> tuple[MountPlan, Record]:
         """Agree on a plan with the mounter's child; return it, and what the child says when it has begun.

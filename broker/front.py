@@ -25,7 +25,12 @@ class Front:
     usual_filesystem: int = 0
     #: How many calls are about to mount.
     mounting: int = 0
+    #: How many of them have a FUSE program that may take minutes to get ready (``--sync-init``).
+    getting_ready: int = 0
     told_foreign_pids: bool = False
 
     def ends_mounting(self) -> None:
         self.mounting -= 1
+
+    def is_ready(self) -> None:
+        self.getting_ready -= 1

@@ -85,12 +85,14 @@ def attach(mount: int, mountpoint: int, locks: int, seconds: int) -> None:
     mount_id = look(mount).mount_id
     flags = syscalls.MOVE_MOUNT_F_EMPTY_PATH | syscalls.MOVE_MOUNT_T_EMPTY_PATH
     with alone(locks, [below], seconds):
+        if _parent_of(below) is None:
+            raise OSError(errno.EINVAL, "the mountpoint is not in the caller's mount namespace")
         syscalls.move_mount(mount, b"", mountpoint, b"", flags)
         if _parent_of(mount_id) == below:
             return
-        with suppress(OSError):  # where it is not in this namespace, it goes with its last descriptor
+        with suppress(OSError):
             syscalls.umount2(b"self/fd/%d" % mount, syscalls.MNT_DETACH)
-    raise OSError(errno.EBUSY, "the mountpoint is covered, or not in the caller's mount namespace")
+    raise OSError(errno.EBUSY, "the mountpoint is covered")
 
 
 def detach(mount: int, mountpoint: int, locks: int, seconds: int) -> None:

@@ -172,6 +172,7 @@ class Operation:
     async def undo(self) -> bool:
         """Hang up on purpose, and wait until the child has unmounted again; whether it has."""
         self._channel.socket.shutdown(socket.SHUT_WR)
+        self.alive = False  # that is the end for which the child waits: it is not the last to go
         try:
             await self.expect(plan.RolledBack)
         except (OperationEnded, OperationFailed, OperationRefused):
