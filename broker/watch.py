@@ -11,6 +11,7 @@ without such a process is given to the mounter, which asks the filesystem itself
 import asyncio
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +21,8 @@ from broker.operations import MounterFailed, OperationEnded, OperationFailed, Op
 from broker.plan import Reaped, StartReap
 from broker.registry import Device, Mount
 
-#: Seconds after which a mount is tried again that nobody seemed to serve and that was not dead.
+#: The most seconds after which a mount is tried again that nobody seemed to serve and that was not dead. The first
+#: time it is one, then twice as many each time: mostly its program is just ending.
 AGAIN = 30.0
 _FUSE_DEVICE = "/dev/fuse"
 _CONNECTION = b"fuse_connection:\t"
@@ -34,6 +36,7 @@ class Watch:
         #: Where the descriptor of a connection was seen last, as a path below /proc.
         self._seen: dict[Device, Path] = {}
         self._not_before: dict[Device, float] = {}
+        self._tries: Counter[Device] = Counter()
 
     async def run(self) -> None:
         while True:
@@ -51,6 +54,7 @@ class Watch:
         for gone in (self._seen.keys() | self._not_before.keys()) - mounts.keys():
             self._seen.pop(gone, None)
             self._not_before.pop(gone, None)
+            del self._tries[gone]
         unserved = {device for device in mounts if served_by(self._seen.get(device)) != device}
         due = {device for device in unserved if self._not_before.get(device, 0.0) <= time.monotonic()}
         if not due:
@@ -58,11 +62,14 @@ class Watch:
         self._seen |= await asyncio.to_thread(lambda: dict(descriptors()))
         for device in due:
             if served_by(self._seen.get(device)) != device:
-                self._not_before[device] = time.monotonic() + AGAIN
                 await self._reap(mounts[device])
 
     async def _reap(self, mount: Mount) -> None:
-        """Have the mounter unmount it, if it is dead."""
+        """Have the mounter unmount it, if it is dead.
+
+        A process through which the mounter would look, and which ends just then, is no answer; the next look finds
+        another.
+        """
         pid = await asyncio.to_thread(process_in, mount.namespace)
         if pid is None:
             return
@@ -74,11 +81,16 @@ class Watch:
         try:
             with self._front.mounter.begin(start, [pidfd]) as operation:
                 reaped = await operation.expect(Reaped)
-        except (MounterFailed, OperationEnded, OperationFailed, OperationRefused):
+        except (MounterFailed, OperationFailed, OperationRefused):
             return
+        except OperationEnded:  # killed by its alarm: the filesystem hangs
+            reaped = Reaped(0)
         finally:
             os.close(pidfd)
-        if reaped.mounts:
+        if not reaped.mounts:
+            self._not_before[mount.device] = time.monotonic() + min(AGAIN, 2.0 ** self._tries[mount.device])
+            self._tries[mount.device] += 1
+        else:
             self._front.registry.find(mount.device)
             self._front.requests["reap unmounted"] += 1
             self._front.log(
