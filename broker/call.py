@@ -334,7 +334,7 @@ def _explained(prefix: bytes, request: MountRequest | UnmountRequest) -> Iterato
     except OperationRefused as error:
         if error.descriptors == 1:
             raise ProtocolError(EBADMSG, "the file descriptor was not opened with O_PATH") from None
-        came = f"'{request.OPERATION}' takes 1 file descriptors, {error.descriptors} came"
+        came = f"'{request.OPERATION}' takes {request.DESCRIPTORS} file descriptors, {error.descriptors} came"
         raise ProtocolError(EBADMSG, came) from None
     except OperationEnded:  # by its alarm, if it took that long
         problem = ETIMEDOUT if time.monotonic() - begun > 0.9 else EIO

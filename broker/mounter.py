@@ -125,7 +125,8 @@ def _rehearse(opened: Descriptors) -> None:
     with ours, theirs:
         talk = Conversation(os.dup(ours.fileno()), 1)
         with talk.bounded("rehearse"):
-            talk.say(_REHEARSED_FACTS, opened.proc)
+            talk.say(_REHEARSED_FACTS)
+        ours.sendmsg([b"rehearsal"], [_rights(opened.proc)])
         theirs.send(plan.dump(_REHEARSED_PLAN))
         talk.hear()
         ours.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
@@ -182,8 +183,8 @@ def _receive_start(control: socket.socket) -> tuple[Record, list[int]] | None:
 def _receive(connection: socket.socket, flags: int = 0) -> tuple[bytes, list[int]]:
     """Return the next record, and all descriptors that came with it. Raises OSError, ProtocolError."""
     space = socket.CMSG_SPACE(4 * _SCM_MAX_FD)
-    data, ancillary, flags, _ = connection.recvmsg(wire.MAX_MESSAGE, space, socket.MSG_CMSG_CLOEXEC | flags)
-    wire.check_whole(flags)
+    data, ancillary, cut, _ = connection.recvmsg(wire.MAX_MESSAGE, space, socket.MSG_CMSG_CLOEXEC | flags)
+    wire.check_whole(cut)
     return data, wire.descriptors(ancillary)
 
 
@@ -270,10 +271,10 @@ class Conversation:
         self._socket = socket.socket(fileno=descriptor)
         self.seconds = seconds
 
-    def say(self, record: Record, descriptor: int | None = None) -> None:
-        attached = [] if descriptor is None else [_rights(descriptor)]
+    def say(self, record: Record) -> None:
+        """Raises HungUp."""
         try:
-            self._socket.sendmsg([plan.dump(record)], attached, socket.MSG_NOSIGNAL)
+            self._socket.send(plan.dump(record), socket.MSG_NOSIGNAL)
         except OSError:
             raise HungUp from None
 

@@ -146,21 +146,33 @@ def unmount_dead(device: int, locks: int, seconds: int) -> int:
 
     Raises OSError.
     """
+    wanted = b"%d:%d" % (device >> 20, device & 0xFFFFF)
     reaped = 0
     for line in _mountinfo().splitlines()[1:]:
-        mount_id, _, number, _, place, _ = line.split(b" ", 5)
-        fuse = fuse_of(int(mount_id))
-        if fuse is None or number != b"%d:%d" % (device >> 20, device & 0xFFFFF):
-            continue
-        resolve = syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_NO_MAGICLINKS
-        entry = syscalls.openat2(syscalls.AT_FDCWD, _unescaped(place), LOOK, resolve)
-        if look(entry) == (device, int(mount_id)) and is_dead(entry, fuse):
-            with alone(locks, [int(mount_id)], seconds):
-                if not _is_covered(int(mount_id)):
-                    syscalls.umount2(b"self/fd/%d" % entry, syscalls.MNT_DETACH)
-                    reaped += 1
-        os.close(entry)
+        mount_id, parent, number, _, place, _ = line.split(b" ", 5)
+        if number == wanted:
+            looked = Looked(device, int(mount_id))
+            reaped += _unmount_if_dead(looked, int(parent), _unescaped(place), locks, seconds)
     return reaped
+
+
+def _unmount_if_dead(looked: Looked, parent: int, place: bytes, locks: int, seconds: int) -> bool:
+    """Unmount one mount of a FUSE filesystem if nobody serves it; whether that was so. Raises OSError."""
+    fuse = fuse_of(looked.mount_id)
+    if fuse is None:
+        return False
+    resolve = syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_NO_MAGICLINKS
+    entry = syscalls.openat2(syscalls.AT_FDCWD, place, LOOK, resolve)
+    try:
+        if look(entry) != looked or not is_dead(entry, fuse):
+            return False
+        with alone(locks, [parent, looked.mount_id], seconds):
+            if _is_covered(looked.mount_id):
+                return False
+            syscalls.umount2(b"self/fd/%d" % entry, syscalls.MNT_DETACH)
+            return True
+    finally:
+        os.close(entry)
 
 
 def is_dead(entry: int, fuse: Fuse) -> bool:

@@ -24,6 +24,9 @@ from broker.registry import Device, Mount
 #: The most seconds after which a mount is tried again that nobody seemed to serve and that was not dead. The first
 #: time it is one, then twice as many each time: mostly its program is just ending.
 AGAIN = 30.0
+#: How often a filesystem is asked that gives no answer in time. A program that reads the question and says nothing
+#: holds who asked it, beyond any signal, for as long as it lives; so it is left alone then.
+MOST_UNANSWERED = 3
 _FUSE_DEVICE = "/dev/fuse"
 _CONNECTION = b"fuse_connection:\t"
 
@@ -37,6 +40,7 @@ class Watch:
         self._seen: dict[Device, Path] = {}
         self._not_before: dict[Device, float] = {}
         self._tries: Counter[Device] = Counter()
+        self._unanswered: Counter[Device] = Counter()
 
     async def run(self) -> None:
         while True:
@@ -55,13 +59,16 @@ class Watch:
             self._seen.pop(gone, None)
             self._not_before.pop(gone, None)
             del self._tries[gone]
+            del self._unanswered[gone]
         unserved = {device for device in mounts if served_by(self._seen.get(device)) != device}
         due = {device for device in unserved if self._not_before.get(device, 0.0) <= time.monotonic()}
         if not due:
             return
         self._seen |= await asyncio.to_thread(lambda: dict(descriptors()))
         for device in due:
-            if served_by(self._seen.get(device)) != device:
+            if served_by(self._seen.get(device)) != device and self._unanswered[device] < MOST_UNANSWERED:
+                self._not_before[device] = time.monotonic() + min(AGAIN, 2.0 ** self._tries[device])
+                self._tries[device] += 1
                 await self._reap(mounts[device])
 
     async def _reap(self, mount: Mount) -> None:
@@ -84,13 +91,11 @@ class Watch:
         except (MounterFailed, OperationFailed, OperationRefused):
             return
         except OperationEnded:  # killed by its alarm: the filesystem hangs
-            reaped = Reaped(0)
+            self._unanswered[mount.device] += 1
+            return
         finally:
             os.close(pidfd)
-        if not reaped.mounts:
-            self._not_before[mount.device] = time.monotonic() + min(AGAIN, 2.0 ** self._tries[mount.device])
-            self._tries[mount.device] += 1
-        else:
+        if reaped.mounts:
             self._front.registry.find(mount.device)
             self._front.requests["reap unmounted"] += 1
             self._front.log(
