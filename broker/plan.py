@@ -25,10 +25,9 @@ its class, each of the right type and within bounds. There is no field for flags
 always so (nosuid, nodev) is no field at all.
 """
 
-from errno import EBADMSG
-from typing import Any, NamedTuple, get_type_hints
+from typing import NamedTuple
 
-from fusermount3_proxy.wire import ProtocolError, pack, unpack
+from broker.records import Vocabulary
 
 
 class StartMount(NamedTuple):
@@ -235,35 +234,8 @@ Record = (
     | Unmounted
     | Failed
 )
-_KINDS: dict[bytes, type[Record]] = {kind.__name__.encode(): kind for kind in Record.__args__}
 #: After these a child has nothing more to say, and only waits for the end.
 LAST_WORDS = (Kept, RolledBack, Unmounted, Reaped, HasLetGo, BadDescriptors, Failed)
-_TYPES = {kind: get_type_hints(kind) for kind in _KINDS.values()}
-
-
-def dump(record: Record) -> bytes:
-    """Return `record` as a record of the wire protocol's form. Raises ProtocolError for a value out of bounds."""
-    fields = {"kind": type(record).__name__.encode()}
-    for name, value in record._asdict().items():
-        fields[name.replace("_", "-")] = value if isinstance(value, bytes) else b"%d" % value
-    return pack(fields)
-
-
-def load(data: bytes) -> Record:
-    """Return the record in `data`. Raises ProtocolError unless it has exactly the fields of its kind."""
-    fields = {name.replace("-", "_"): value for name, value in unpack(data).items()}
-    kind = _KINDS.get(fields.pop("kind", b""))
-    if kind is None or fields.keys() != _TYPES[kind].keys():
-        raise ProtocolError(EBADMSG, "malformed record")
-    values: dict[str, Any] = {name: _value(_TYPES[kind][name], text) for name, text in fields.items()}
-    return kind(**values)
-
-
-def _value(kind: type, text: bytes) -> int | bytes | bool:
-    if kind is bytes:
-        return text
-    if kind is bool and text in (b"0", b"1"):
-        return text == b"1"
-    if kind is int and text.isdigit() and len(text) <= 20:
-        return int(text)
-    raise ProtocolError(EBADMSG, "malformed value")
+_vocabulary: Vocabulary[Record] = Vocabulary(Record.__args__)
+dump = _vocabulary.dump
+load = _vocabulary.load
