@@ -64,7 +64,7 @@ async def serve(front: Front, channel: Channel) -> None:
             call.refuse(Refusal(error.errno, f"bad request: {error.text}".encode()))
         except MounterFailed as error:
             front.log(log.ERROR, str(error))
-            call.refuse(Refusal(EIO, b"the broker's mounter can't be started"))
+            call.refuse(Refusal(EIO, b"the broker's mounter takes no requests"))
         except (HungUp, PeerGone):
             call.decided(log.INFO, "caller went away")
         finally:
@@ -123,7 +123,7 @@ class Call:
 
     def _describe(self, peer: Peer) -> None:
         """Look up, for the log, what people call the caller; takes a while, so it is done while the mounter works."""
-        self._command, self._container = describe(peer.pid)
+        self._command, self._container = describe(peer.pid, self._front.open_proc)
         self._known |= {"caller_command": self._command, "caller_container": self._container}
 
     # Mounting --------------------------------------------------------------------------------------------------

@@ -36,11 +36,11 @@ def main() -> None:
 )
 def serve(config_path: Path | None, socket_paths: tuple[Path, ...]) -> None:
     """Run the broker, in the foreground."""
-    from broker import daemon
+    from broker import supervisor
 
     try:
-        daemon.serve(config_path, socket_paths)
-    except (daemon.StartError, config.ConfigurationError) as error:
+        supervisor.serve(config_path, socket_paths)
+    except (supervisor.StartError, config.ConfigurationError) as error:
         raise click.ClickException(str(error)) from None
 
 
@@ -65,10 +65,10 @@ def status(config_path: Path | None, as_json: bool) -> None:
     click.echo(f"configuration  {answer['configuration']}")
     click.echo(f"up             {answer['uptime_seconds']} s")
     click.echo(f"live mounts    {answer['mounts']}")
-    for name in ("front", "mounter"):
+    for name in ("supervisor", "front", "mounter"):
         process = answer[name]
         memory = process["rss_bytes"] / 2**20
-        click.echo(f"{name:14} pid {process['pid']}, {memory:.1f} MiB, {process['open_descriptors']} descriptors")
+        click.echo(f"{name:14} pid {process['pid']}, {memory:.1f} MiB")
     for result, count in sorted(answer["requests"].items()):
         click.echo(f"{result + ':':24} {count}")
 

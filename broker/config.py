@@ -11,9 +11,11 @@ import pwd
 import re
 import tomllib
 import typing
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 DEFAULT_PATH = Path("/etc/fusermount3-broker.toml")
 #: What stands for the file's path in messages when there is no file.
@@ -108,18 +110,35 @@ def load(path: Path | None) -> Configuration:
 
     Raises ConfigurationError.
     """
-    if path is None:
-        if not DEFAULT_PATH.exists():
-            return Configuration()
-        path = DEFAULT_PATH
+    with open_file(path) as file:
+        return read(file, path or DEFAULT_PATH) if file else Configuration()
+
+
+@contextmanager
+def open_file(path: Path | None) -> Iterator[BinaryIO | None]:
+    """Open the file at `path`; without one the default file, None if there is none. Raises ConfigurationError."""
+    if path is None and not DEFAULT_PATH.exists():
+        yield None
+        return
     try:
-        with path.open("rb") as file:
-            table = tomllib.load(file)
-    except (OSError, ValueError) as error:  # TOMLDecodeError, and UnicodeDecodeError of a file that is not UTF-8
-        raise ConfigurationError(f"{path}: {error}") from None
+        file = (path or DEFAULT_PATH).open("rb")
+    except OSError as error:
+        raise ConfigurationError(f"{path or DEFAULT_PATH}: {error}") from None
+    with file:
+        yield file
+
+
+def read(file: BinaryIO, path: Path, accounts: bool = True) -> Configuration:
+    """Return the configuration in `file`, which is called `path` in messages.
+
+    Whether the users and groups that it names exist is only looked up with `accounts`. Raises ConfigurationError.
+    """
     try:
+        table = tomllib.load(file)
         read: Configuration = _read_table(Configuration, table, "")
-    except ConfigurationError as error:
+        for each in read.socket if accounts else ():
+            _check_accounts(each)
+    except (OSError, ValueError, ConfigurationError) as error:  # ValueError: no TOML, or not even UTF-8
         raise ConfigurationError(f"{path}: {error}") from None
     return dataclasses.replace(read, source=bytes(path))
 
@@ -154,10 +173,7 @@ def _read_value(kind: Any, key: str, value: Any, prefix: str) -> Any:
         return _typed(bool, "true or false", name, value)
     if kind is int:
         return _number(key, name, value)
-    text = _typed(str, "a string", name, value)
-    if key in ("owner", "group"):
-        _check_account(key, name, text)
-    return text
+    return _typed(str, "a string", name, value)
 
 
 def _typed(kind: type, description: str, name: str, value: Any) -> Any:
@@ -205,8 +221,10 @@ def _absolute_path(name: str, value: Any) -> Path:
     return path
 
 
-def _check_account(key: str, name: str, text: str) -> None:
-    try:
-        (pwd.getpwnam if key == "owner" else grp.getgrnam)(text)
-    except KeyError:
-        raise ConfigurationError(f"'{name}': there is no {'user' if key == 'owner' else 'group'} '{text}'") from None
+def _check_accounts(socket: Socket) -> None:
+    for key, kind, look_up in (("owner", "user", pwd.getpwnam), ("group", "group", grp.getgrnam)):
+        name = getattr(socket, key)
+        try:
+            look_up(name)
+        except KeyError:
+            raise ConfigurationError(f"'socket.{key}': there is no {kind} '{name}'") from None

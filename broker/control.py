@@ -12,8 +12,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from broker.front import Front
 from broker.registry import Mount
 from fusermount3_proxy import __version__
@@ -38,8 +36,8 @@ def ask(path: Path, command: str) -> Any:
         raise NotRunning(f"no broker answers at {path}: {error}") from None
 
 
-async def serve(path: Path, front: Front) -> asyncio.Server:
-    """Answer questions at `path` until the returned server is closed."""
+async def serve(listener: socket.socket, front: Front) -> asyncio.Server:
+    """Answer questions on `listener` until the returned server is closed."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -52,11 +50,7 @@ async def serve(path: Path, front: Front) -> asyncio.Server:
         finally:
             writer.close()
 
-    before = os.umask(0o177)
-    try:
-        return await asyncio.start_unix_server(answer, path)
-    finally:
-        os.umask(before)
+    return await asyncio.start_unix_server(answer, sock=listener)
 
 
 def _answer(front: Front, question: str) -> Any:
@@ -71,26 +65,33 @@ def _answer(front: Front, question: str) -> Any:
 def status(front: Front) -> dict[str, Any]:
     """Return how the broker is: versions, processes, memory in bytes, and what it has counted."""
     front.registry.reconcile()
-    process = psutil.Process()
     return {
         "version": __version__,
         "configuration": os.fsdecode(front.configuration.source),
         "uptime_seconds": round(time.time() - front.started),
         "mounts": len(front.registry),
         "requests": dict(front.requests),
-        "front": _process(process),
-        "mounter": _process(psutil.Process(front.mounter.pid)) | {"restarts": front.mounter.restarts},
+        "supervisor": {"pid": os.getppid(), "rss_bytes": _rss(front, os.getppid())},
+        "front": {"pid": os.getpid(), "rss_bytes": _rss(front, os.getpid()), "open_descriptors": _open_descriptors()},
+        "mounter": {
+            "pid": front.mounter.pid,
+            "rss_bytes": _rss(front, front.mounter.pid),
+            "restarts": front.mounter.restarts,
+        },
     }
 
 
-def _process(process: psutil.Process) -> dict[str, Any]:
-    with process.oneshot():
-        return {
-            "pid": process.pid,
-            "rss_bytes": process.memory_info().rss,
-            "open_descriptors": process.num_fds(),
-            "children": len(process.children()),
-        }
+def _rss(front: Front, pid: int) -> int:
+    """Return the resident set of a process, in bytes (proc_pid_statm(5)); 0 if it is gone."""
+    try:
+        with open(f"{pid}/statm", opener=front.open_proc) as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def _open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir())) - 1  # without the one for this
 
 
 def _described(mount: Mount) -> dict[str, Any]:

@@ -1,93 +1,106 @@
-"""``fusermount3-broker serve``: the life of the daemon, from its parts put together to their end.
+"""The front's process, from the moment that the supervisor starts it: its parts are put together, and serve.
 
-The mounter is started before the event loop, the sockets come last, so that whoever can connect is served. SIGHUP
-loads the configuration again; SIGTERM and SIGINT end the daemon when what was begun is finished. Mounts outlive it.
+It gives up all privilege before it hears from anybody. It ends when the supervisor hangs up or is gone, after what was
+begun; signals are the supervisor's business.
 """
 
 import asyncio
+import os
 import signal
 import socket
 import sqlite3
+import sys
 from pathlib import Path
 
-from systemd import daemon
-
-from broker import control, log, sockets
-from broker.config import ConfigurationError, Socket, load
+from broker import config, control, log, orders, sandbox
+from broker.config import Configuration, ConfigurationError
 from broker.front import Front
-from broker.operations import Mounter, MounterFailed
+from broker.operations import Mounter
 from broker.registry import Registry
 from broker.server import Server
 from broker.watch import Watch
+from fusermount3_proxy import wire
+
+#: More descriptors than an order comes with.
+_MOST_DESCRIPTORS = 253
 
 
-class StartError(Exception):
-    """The daemon can't start; the message says why."""
+def main(supervisor: socket.socket) -> None:
+    """Serve until `supervisor`, who says how, hangs up."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    try:
+        front, control_socket, listening = _begin(supervisor)
+    except (OSError, sqlite3.Error, ConfigurationError) as error:
+        supervisor.send(orders.dump(orders.Failed(str(error).encode())))
+        return
+    asyncio.run(_run(front, supervisor, control_socket, listening))
 
 
-def serve(path: Path | None, socket_paths: tuple[Path, ...]) -> None:
-    """Serve until a signal ends it. `path` is the configuration file, `socket_paths` replace the sockets in it.
-
-    Raises StartError, ConfigurationError.
-    """
-    configuration = load(path)
+def _begin(supervisor: socket.socket) -> tuple[Front, socket.socket, list[socket.socket]]:
+    """Return the front, and the sockets for administrators and for callers. Raises OSError, sqlite3.Error."""
+    begin, (mounter, fusectl, proc, *listening) = _receive(supervisor)
+    assert isinstance(begin, orders.Begin)
+    state_directory = Path(os.fsdecode(begin.state_directory))
+    configuration = _configuration(*_receive(supervisor))
     write_log = log.open_log()
-    mounter = None
-    listeners = None
-    try:
-        mounter = Mounter()
-        registry = Registry(configuration.state_directory, mounter.fusectl)
-        if registry.lost:
-            write_log(log.ERROR, f"the table of mounts was damaged, a new one is begun: {registry.lost}")
-        front = Front(configuration, mounter, registry, write_log)
-        listening = sockets.inherited()
-        if not listening:
-            wanted = tuple(Socket(path=each) for each in socket_paths) or configuration.socket
-            listeners = sockets.Listeners(wanted)
-            listening = listeners.sockets
-        asyncio.run(_run(front, path, listening))
-    except (MounterFailed, sockets.SocketError, sqlite3.Error, OSError) as error:
-        raise StartError(str(error)) from None
-    finally:
-        if listeners:
-            listeners.close()
-        if mounter:
-            mounter.close()
+    missing = sandbox.enter(state_directory, proc)
+    registry = Registry(state_directory, fusectl)
+    if missing:
+        write_log(log.WARNING, f"the front is confined less than it could be, for want of: {missing}")
+    if registry.lost:
+        write_log(log.ERROR, f"the table of mounts was damaged, a new one is begun: {registry.lost}")
+    front = Front(configuration, Mounter(socket.socket(fileno=mounter)), registry, write_log, proc)
+    control_socket, *callers = [socket.socket(fileno=each) for each in listening]
+    return front, control_socket, callers
 
 
-async def _run(front: Front, path: Path | None, listening: list[socket.socket]) -> None:
+def _receive(supervisor: socket.socket) -> tuple[orders.Order, list[int]]:
+    """Return the next order, and what came with it. Raises OSError, ProtocolError."""
+    data, descriptors, flags, _ = socket.recv_fds(supervisor, wire.MAX_MESSAGE, _MOST_DESCRIPTORS)
+    wire.check_whole(flags)
+    return orders.load(data), descriptors
+
+
+def _configuration(order: orders.Order, descriptors: list[int]) -> Configuration:
+    """Return the configuration that an order brings. Raises ConfigurationError."""
+    assert isinstance(order, orders.Configuration)
+    if not descriptors:
+        return Configuration()
+    with open(descriptors[0], "rb") as file:
+        return config.read(file, Path(os.fsdecode(order.path)), accounts=False)
+
+
+async def _run(
+    front: Front, supervisor: socket.socket, control_socket: socket.socket, listening: list[socket.socket]
+) -> None:
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    loop.add_signal_handler(signal.SIGHUP, reload, front, path)
-    at = front.configuration.control_socket
-    made = sockets.make_directory(at.parent)
-    sockets.remove_stale(at, socket.SOCK_STREAM)
+    supervisor.setblocking(False)
+    asyncio.get_running_loop().add_reader(supervisor, _obey, supervisor, front, stop)
+    async with await control.serve(control_socket, front):
+        names = ", ".join(each.getsockname() for each in listening)
+        front.log(log.INFO, f"serving on {names}", live_mounts=len(front.registry))
+        supervisor.send(orders.dump(orders.Ready()))
+        watching = asyncio.create_task(Watch(front).run())
+        await Server(front).run(listening, stop)
+        watching.cancel()
+
+
+def _obey(supervisor: socket.socket, front: Front, stop: asyncio.Event) -> None:
+    """Do what the supervisor says; stop when it hangs up."""
     try:
-        async with await control.serve(at, front):
-            names = ", ".join(each.getsockname() for each in listening)
-            front.log(log.INFO, f"serving on {names}", live_mounts=len(front.registry))
-            daemon.notify("READY=1")
-            watching = asyncio.create_task(Watch(front).run())
-            await Server(front).run(listening, stop)
-            watching.cancel()
-            daemon.notify("STOPPING=1")
-    finally:
-        at.unlink(missing_ok=True)
-        for directory in reversed(made):
-            sockets.remove_directory(directory)
-
-
-def reload(front: Front, path: Path | None) -> None:
-    """Put the configuration in the file into force; a file with a mistake leaves the old one.
-
-    Sockets, `max_requests` and the state directory stay as they were when the daemon started.
-    """
-    daemon.notify("RELOADING=1")
-    try:
-        front.configuration = load(path)
+        order, descriptors = _receive(supervisor)
+    except (OSError, wire.ProtocolError):  # the end is an empty record, which is no order
+        asyncio.get_running_loop().remove_reader(supervisor)
+        stop.set()
+        return
+    if isinstance(order, orders.MounterStarted):
+        front.mounter.pid, front.mounter.restarts = order
+    else:
+        front.configuration = _configuration(order, descriptors)
         front.log(log.INFO, "configuration loaded again", configuration=front.configuration.source)
-    except ConfigurationError as error:
-        front.log(log.ERROR, f"configuration not loaded, the old one stays in force: {error}")
-    daemon.notify("READY=1")
+
+
+if __name__ == "__main__":
+    main(socket.socket(fileno=int(sys.argv[1])))

@@ -1,5 +1,6 @@
 """What all calls share: the configuration in force, the mounter, the registry, the log, and what has been counted."""
 
+import os
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ class Front:
     mounter: Mounter
     registry: Registry
     log: Log
+    #: The root of a /proc that shows all processes, whatever that of the broker's mount namespace hides.
+    proc: int
     started: float = field(default_factory=time.time)
     #: How many requests ended how, by operation and result.
     requests: Counter[str] = field(default_factory=Counter)
@@ -28,6 +31,10 @@ class Front:
     #: How many of them have a FUSE program that may take minutes to get ready (``--sync-init``).
     getting_ready: int = 0
     told_foreign_pids: bool = False
+
+    def open_proc(self, path: str, flags: int) -> int:
+        """Open a file of `proc`; an opener for `open`. Raises OSError."""
+        return os.open(path, flags | os.O_CLOEXEC, dir_fd=self.proc)
 
     def ends_mounting(self) -> None:
         self.mounting -= 1

@@ -26,10 +26,20 @@ import sys
 import time
 from contextlib import suppress
 
-from broker import filesystem, mounts, namespaces, plan, syscalls
+from broker import capabilities, filesystem, mounts, namespaces, plan, syscalls
 from broker.plan import Record
 from fusermount3_proxy import wire
 
+#: What the mounter needs; docs/security.md says for what.
+CAPABILITIES = (
+    syscalls.CAP_DAC_READ_SEARCH,
+    syscalls.CAP_SETGID,
+    syscalls.CAP_SETUID,
+    syscalls.CAP_SYS_CHROOT,
+    syscalls.CAP_SYS_PTRACE,
+    syscalls.CAP_SYS_ADMIN,
+    syscalls.CAP_MKNOD,
+)
 #: Children that wait for an operation.
 SPARES = 4
 #: Milliseconds without a new operation after which a spare that was used is replaced, unless it was the last: a fork
@@ -48,22 +58,27 @@ class Descriptors:
     """What the mounter opens before it serves, for children whose root is no longer the broker's."""
 
     def __init__(self) -> None:
-        self.proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
+        #: Not the one that is mounted at /proc, which may hide processes.
+        self.proc = _detached(b"proc")
         self.fusectl = _detached(b"fusectl")
         self.devices = _private_devices()
         #: Nothing is in this file; see `mounts.alone`.
         self.locks = os.memfd_create("locks")
 
 
-def main(control: socket.socket) -> None:
-    """Keep `SPARES` children that take start records from `control`, until the front hangs up."""
+def main(control: socket.socket, supervisor: socket.socket) -> None:
+    """Tell the supervisor when this is ready; keep `SPARES` children that take start records from `control`, until that
+    has no other end any more."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the front decides when to end, and hangs up
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children say all in their conversation; the kernel reaps them
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     _hide()
+    capabilities.keep(*CAPABILITIES)
     os.setgroups([])
     opened = Descriptors()
-    control.sendmsg([b"ready"], [_rights(opened.fusectl)])
+    socket.send_fds(supervisor, [b"ready"], [opened.fusectl, opened.proc])
+    supervisor.close()
     sys.path.clear()
     sys.meta_path.clear()
     gc.disable()
@@ -585,4 +600,4 @@ _ALL_OF_IT = syscalls.AT_EMPTY_PATH | syscalls.AT_RECURSIVE
 
 
 if __name__ == "__main__":
-    main(socket.socket(fileno=int(sys.argv[1])))
+    main(*(socket.socket(fileno=int(each)) for each in sys.argv[1:]))

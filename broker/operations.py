@@ -1,10 +1,7 @@
-"""The front's side of the mounter: the process, and one `Operation` for each conversation with a child of it."""
+"""The front's side of the mounter: the way to it, and one `Operation` for each conversation with a child of it."""
 
 import asyncio
-import os
 import socket
-import subprocess
-import sys
 from contextlib import suppress
 from types import TracebackType
 from typing import TypeVar
@@ -17,7 +14,7 @@ RecordT = TypeVar("RecordT", bound=plan.Record)
 
 
 class MounterFailed(Exception):
-    """The mounter can't be started."""
+    """The mounter takes no operation."""
 
 
 class OperationFailed(Exception):
@@ -42,40 +39,13 @@ class OperationEnded(Exception):
 
 
 class Mounter:
-    """The mounter process. It is started again when it is found dead."""
+    """The mounter, at the other end of `control`. The supervisor starts it again if it ends; the socket stays."""
 
-    def __init__(self) -> None:
-        """Start it. Raises MounterFailed."""
+    def __init__(self, control: socket.socket) -> None:
+        control.setblocking(False)  # the front waits for nobody
+        self._control = control
+        self.pid = 0
         self.restarts = 0
-        #: The root of fusectl, where each FUSE connection of the machine is a directory; the owner's for good.
-        self.fusectl = self._start()
-
-    def _start(self) -> int:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            try:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-m", "broker.mounter", str(theirs.fileno())],
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                )
-            except OSError as error:
-                raise MounterFailed(f"the mounter can't be started: {error}") from None
-        _, descriptors, _, _ = socket.recv_fds(self._control, 16, 1)
-        if not descriptors:
-            raise MounterFailed(f"the mounter ended with status {self._process.wait()} when it was started")
-        self._control.setblocking(False)  # the front waits for nobody
-        return descriptors[0]
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def close(self) -> None:
-        """Hang up on the mounter, which ends it, and wait for that."""
-        self._control.close()
-        self._process.wait()
 
     def begin(
         self, start: plan.StartMount | plan.StartUnmount | plan.StartReap | plan.StartDismissal, descriptors: list[int]
@@ -84,28 +54,15 @@ class Mounter:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
-                self._send(start, [theirs.fileno(), *descriptors])
-            except MounterFailed:
+                socket.send_fds(self._control, [plan.dump(start)], [theirs.fileno(), *descriptors])
+            except OSError as error:  # it has more to do than the kernel keeps for it
                 ours.close()
-                raise
+                raise MounterFailed(f"the mounter takes no operation: {error}") from None
         return Operation(ours, start.seconds)
 
     def dismiss(self, connection: socket.socket) -> "Operation":
         """Have a child be the last who has a caller's connection, after this operation. Raises MounterFailed."""
         return self.begin(plan.StartDismissal(seconds=0), [connection.fileno()])
-
-    def _send(self, start: plan.Record, descriptors: list[int]) -> None:
-        if self._process.poll() is not None:
-            self._restart()
-        try:
-            socket.send_fds(self._control, [plan.dump(start)], descriptors)
-        except OSError as error:  # it is just dying, or has more to do than the kernel keeps for it
-            raise MounterFailed(f"the mounter takes no operation: {error}") from None
-
-    def _restart(self) -> None:
-        self.close()
-        self.restarts += 1
-        os.close(self._start())
 
 
 class Operation:

@@ -7,6 +7,7 @@ use the ones that the mounter reads after it has joined the caller's (`plan.Moun
 import os
 import socket
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import psutil
@@ -77,17 +78,17 @@ def _hung_up(connection: socket.socket) -> bool:
         return True
 
 
-def describe(pid: int) -> tuple[str, str]:
+def describe(pid: int, open_proc: Callable[[str, int], int]) -> tuple[str, str]:
     """Return the command name of a process and the last part of its cgroup, which container engines name by id.
 
-    For people; empty where the process is not to be seen.
+    For people; empty where the process is not to be seen. `open_proc` opens a file of /proc.
     """
     if pid <= 0:
         return "", ""
     try:
-        with open(f"/proc/{pid}/cgroup", "rb") as file:
+        with open(f"{pid}/cgroup", "rb", opener=open_proc) as file:
             cgroup = file.read(65536)
-        with open(f"/proc/{pid}/comm", "rb") as file:
+        with open(f"{pid}/comm", "rb", opener=open_proc) as file:
             command = file.read(64)
     except OSError:
         return "", ""

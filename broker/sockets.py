@@ -9,7 +9,8 @@ import errno
 import os
 import shutil
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import xattr
@@ -74,6 +75,34 @@ class Listeners:
         if wanted.selinux_label:
             xattr.set(wanted.path, SELINUX, wanted.selinux_label.encode())
         listener.listen(BACKLOG)
+
+
+@contextmanager
+def listening_for_administrators(path: Path) -> Iterator[socket.socket]:
+    """Make a stream socket at `path` to which only its owner and root may connect; remove it at the end.
+
+    Raises SocketError.
+    """
+    made = []
+    try:
+        made = make_directory(path.parent)
+        remove_stale(path, socket.SOCK_STREAM)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        before = os.umask(0o177)
+        try:
+            listener.bind(bytes(path))
+        finally:
+            os.umask(before)
+        listener.listen()
+    except OSError as error:
+        raise SocketError(f"{path}: {error.strerror or error}") from None
+    try:
+        with listener:
+            yield listener
+    finally:
+        path.unlink(missing_ok=True)
+        for directory in reversed(made):
+            remove_directory(directory)
 
 
 def make_directory(path: Path) -> list[Path]:

@@ -27,6 +27,9 @@ _FSMOUNT = 432
 _OPENAT2 = 437
 _FACCESSAT2 = 439
 _MOUNT_SETATTR = 442
+_LANDLOCK_CREATE_RULESET = 444
+_LANDLOCK_ADD_RULE = 445
+_LANDLOCK_RESTRICT_SELF = 446
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUSER = 0x10000000
@@ -82,14 +85,30 @@ SO_PEERPIDFD = 77
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
+PR_CAPBSET_READ = 23
+PR_CAPBSET_DROP = 24
+PR_SET_NO_NEW_PRIVS = 38
+PR_CAP_AMBIENT = 47
+PR_CAP_AMBIENT_CLEAR_ALL = 4
+
+LANDLOCK_CREATE_RULESET_VERSION = 1
+LANDLOCK_RULE_PATH_BENEATH = 1
+LANDLOCK_ACCESS_FS_WRITE_FILE = 1 << 1
+LANDLOCK_ACCESS_FS_READ_FILE = 1 << 2
+LANDLOCK_ACCESS_FS_READ_DIR = 1 << 3
+LANDLOCK_ACCESS_FS_REMOVE_FILE = 1 << 5
+LANDLOCK_ACCESS_FS_MAKE_REG = 1 << 8
+LANDLOCK_ACCESS_FS_TRUNCATE = 1 << 14
 
 NS_GET_USERNS = 0xB701
 
 CAP_DAC_READ_SEARCH = 2
 CAP_SETGID = 6
 CAP_SETUID = 7
+CAP_SYS_CHROOT = 18
 CAP_SYS_PTRACE = 19
 CAP_SYS_ADMIN = 21
+CAP_MKNOD = 27
 _LINUX_CAPABILITY_VERSION_3 = 0x20080522
 
 
@@ -109,8 +128,9 @@ def unshare(flags: int) -> None:
     _check(_libc.unshare(flags))
 
 
-def prctl(option: int, value: int) -> None:
-    _check(_libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0))
+def prctl(option: int, value: int) -> int:
+    result: int = _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0)
+    return _check(result)
 
 
 def setfsids(uid: int, gid: int) -> None:
@@ -131,6 +151,15 @@ def capset(*capabilities: int) -> None:
     header = struct.pack("Ii", _LINUX_CAPABILITY_VERSION_3, 0)
     low, high = bits & 0xFFFFFFFF, bits >> 32
     _check(_libc.capset(header, struct.pack("6I", low, low, 0, high, high, 0)))
+
+
+def capget() -> int:
+    """Return the permitted capabilities of this process, as bits."""
+    header = struct.pack("Ii", _LINUX_CAPABILITY_VERSION_3, 0)
+    data = ctypes.create_string_buffer(24)
+    _check(_libc.capget(header, data))
+    words: tuple[int, ...] = struct.unpack("6I", data.raw)
+    return words[1] | words[4] << 32
 
 
 def mount(source: bytes | None, target: bytes, filesystemtype: bytes | None, flags: int, data: bytes | None) -> None:
@@ -212,3 +241,24 @@ def mount_setattr(dirfd: int, pathname: bytes, flags: int, attr_set: int) -> Non
 def fork() -> int:
     """Fork, and nothing else: from Python 3.12 on `os.fork` reads /proc/self/stat first, whosever /proc that is."""
     return _check(ctypes.pythonapi.fork())
+
+
+def landlock_abi() -> int:
+    """Return the version of Landlock that the kernel has; 0 if it has none, or none that is switched on."""
+    version: int = _syscall(_LANDLOCK_CREATE_RULESET, None, 0, LANDLOCK_CREATE_RULESET_VERSION)
+    return max(0, version)
+
+
+def landlock_create_ruleset(handled_access_fs: int, handled_access_net: int, scoped: int) -> int:
+    attributes = struct.pack("=QQQ", handled_access_fs, handled_access_net, scoped)
+    return _check(_syscall(_LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0))
+
+
+def landlock_add_rule(ruleset: int, allowed_access: int, parent: int) -> None:
+    """Allow that beneath the directory `parent`."""
+    attributes = struct.pack("=Qi", allowed_access, parent)
+    _check(_syscall(_LANDLOCK_ADD_RULE, ruleset, LANDLOCK_RULE_PATH_BENEATH, attributes, 0))
+
+
+def landlock_restrict_self(ruleset: int) -> None:
+    _check(_syscall(_LANDLOCK_RESTRICT_SELF, ruleset, 0))

@@ -62,11 +62,11 @@ class Footprint:
         # What `broker.status()` asks, without starting a program for each question.
         control_socket = broker.directory / "control/control.sock"
         status, mounts = (control.ask(control_socket, question) for question in ("status", "mounts"))
-        children = psutil.Process(status["mounter"]["pid"]).children()
+        mounter = psutil.Process(status["mounter"]["pid"])
         return cls(
             status["front"]["open_descriptors"],
-            status["mounter"]["open_descriptors"],
-            sum(is_alive(child.pid) for child in children),
+            mounter.num_fds(),
+            sum(is_alive(child.pid) for child in mounter.children()),
             tuple(mount["mountpoint"] for mount in mounts),
         )
 

@@ -136,9 +136,10 @@ class Scene:
         self.fusectl = FakeFusectl(directory / "fusectl")
         self.registry = Registry(directory / "state", self.fusectl.descriptor)
         self.mounter = FakeMounter()
+        self.proc = os.open("/proc", os.O_PATH)
         self.logged: list[dict[str, Any]] = []
         configuration = Configuration(source=b"/etc/broker.toml")
-        self.front = Front(configuration, cast(Mounter, self.mounter), self.registry, self._log)
+        self.front = Front(configuration, cast(Mounter, self.mounter), self.registry, self._log, self.proc)
         self.caller: Channel
         self.left: list[tuple[bytes, int]]
         """What the caller of the last call had said and nobody had taken."""
@@ -229,6 +230,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
     scene = Scene(tmp_path)
     yield scene
     scene.registry.close()
+    os.close(scene.proc)
     os.close(scene.fusectl.descriptor)
 
 

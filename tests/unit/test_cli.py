@@ -80,8 +80,9 @@ STATUS = {
     "uptime_seconds": 12,
     "mounts": 2,
     "requests": {"mount mounted": 3, "mount refused": 1},
-    "front": {"pid": 10, "rss_bytes": 2**20 * 30, "open_descriptors": 20, "children": 1},
-    "mounter": {"pid": 11, "rss_bytes": 2**20 * 9, "open_descriptors": 8, "children": 4, "restarts": 0},
+    "supervisor": {"pid": 9, "rss_bytes": 2**20 * 20},
+    "front": {"pid": 10, "rss_bytes": 2**20 * 30, "open_descriptors": 20},
+    "mounter": {"pid": 11, "rss_bytes": 2**20 * 9, "restarts": 0},
 }
 MOUNT = {
     "request": "1a2b3c4d",
@@ -144,7 +145,7 @@ def test_status_is_told_in_words(fake_control: FakeControlSocket) -> None:
     lines = result.output.splitlines()
     assert "live mounts    2" in lines
     assert "configuration  /etc/broker.toml" in lines
-    assert "mounter        pid 11, 9.0 MiB, 8 descriptors" in lines
+    assert "mounter        pid 11, 9.0 MiB" in lines
     assert [line.split() for line in lines[-2:]] == [["mount", "mounted:", "3"], ["mount", "refused:", "1"]]
 
 

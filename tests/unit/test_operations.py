@@ -6,14 +6,11 @@ import asyncio
 import errno
 import os
 import socket
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
-from pytest_subprocess import FakeProcess
 
 from broker import plan
 from broker.operations import Mounter, MounterFailed, Operation, OperationEnded, OperationFailed, OperationRefused
@@ -28,53 +25,23 @@ def open_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-class FakeMounter:
-    """Stands for the mounter's process: it has the other end of the control socket, and dies when it is told to."""
-
-    started: list[FakeMounter]
-
-    def __init__(self, command: list[str], *, pass_fds: list[int], **_: Any) -> None:
-        assert command[-1] == str(pass_fds[0])
-        self.control = socket.socket(fileno=os.dup(pass_fds[0]))
-        self.control.settimeout(10)
-        self.pid = 4711
-        self.status: int | None = None
-        socket.send_fds(self.control, [b"ready"], [0])
-        self.started.append(self)
-
-    def die(self) -> None:
-        self.status = -9
-        self.control.close()
-
-    def poll(self) -> int | None:
-        return self.status
-
-    def wait(self) -> int:
-        """Return the status of a process that has died, or of one on which the front hung up."""
-        if self.status is None:
-            while self.control.recv(1000):  # until the front hangs up: otherwise it would wait for ever, and this fails
-                pass
-            self.die()
-            self.status = 0
-        return self.status or 0
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """The conversation with the mounter: the front's end, and the mounter's own, which the test reads."""
+    front_end, own_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    own_end.settimeout(10)
+    with front_end, own_end:
+        yield front_end, own_end
 
 
 @pytest.fixture
-def fake_mounters(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeMounter]]:
-    FakeMounter.started = []
-    monkeypatch.setattr("broker.operations.subprocess.Popen", FakeMounter)
-    yield FakeMounter.started
-    for each in FakeMounter.started:
-        each.control.close()
+def mounter(ends: tuple[socket.socket, socket.socket]) -> Mounter:
+    return Mounter(ends[0])
 
 
 @pytest.fixture
-def mounter(fake_mounters: list[FakeMounter]) -> Iterator[Mounter]:
-    mounter = Mounter()
-    yield mounter
-    mounter.close()
-    assert all(each.status is not None for each in fake_mounters), "none is left"
-    os.close(mounter.fusectl)
+def control(ends: tuple[socket.socket, socket.socket]) -> socket.socket:
+    return ends[1]
 
 
 def begin(mounter: Mounter) -> Operation:
@@ -82,39 +49,13 @@ def begin(mounter: Mounter) -> Operation:
         return mounter.begin(START, [connection.fileno(), 0])
 
 
-# The process
+# The way to the mounter
 
 
-def test_a_mounter_that_ends_when_it_is_started_is_told(fp: FakeProcess) -> None:
-    fp.register([sys.executable, "-I", "-m", "broker.mounter", fp.any()], returncode=3)
-    with pytest.raises(MounterFailed, match="the mounter ended with status 3 when it was started"):
-        Mounter()
-
-
-def test_a_mounter_that_cannot_be_started_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.executable", "/nonexistent/python3")
-    with pytest.raises(MounterFailed):
-        Mounter()
-
-
-def test_a_mounter_gives_its_root_of_fusectl_and_its_pid(mounter: Mounter) -> None:
-    assert os.path.sameopenfile(mounter.fusectl, 0)
-    assert (mounter.pid, mounter.restarts) == (4711, 0)
-
-
-def test_a_mounter_that_is_closed_has_ended(fake_mounters: list[FakeMounter]) -> None:
-    mounter = Mounter()
-    mounter.close()
-    assert fake_mounters[0].status == 0
-    os.close(mounter.fusectl)
-
-
-def test_an_operation_begins_with_a_record_and_three_descriptors(
-    mounter: Mounter, fake_mounters: list[FakeMounter]
-) -> None:
+def test_an_operation_begins_with_a_record_and_three_descriptors(mounter: Mounter, control: socket.socket) -> None:
     before = open_descriptors()
     with begin(mounter):
-        data, descriptors, _, _ = socket.recv_fds(fake_mounters[0].control, 1000, 10)
+        data, descriptors, _, _ = socket.recv_fds(control, 1000, 10)
         assert plan.load(data) == START
         assert len(descriptors) == 3
         assert [os.fstat(each) for each in descriptors[2:]] == [os.fstat(0)]
@@ -127,61 +68,33 @@ def test_an_operation_begins_with_a_record_and_three_descriptors(
     assert open_descriptors() == before
 
 
-def test_a_mounter_found_dead_is_started_again(mounter: Mounter, fake_mounters: list[FakeMounter]) -> None:
-    fake_mounters[0].die()
+def test_operations_wait_while_there_is_no_mounter(mounter: Mounter, control: socket.socket) -> None:
     before = open_descriptors()
     for _ in range(3):
         with begin(mounter):
             pass
-    assert len(fake_mounters) == 2
-    assert mounter.restarts == 1
-    for _ in range(3):
-        data, descriptors, _, _ = socket.recv_fds(fake_mounters[1].control, 1000, 10)
+    for _ in range(3):  # a mounter that is started later takes them up
+        data, descriptors, _, _ = socket.recv_fds(control, 1000, 10)
         for each in descriptors:
             os.close(each)
         assert plan.load(data) == START
-    assert open_descriptors() == before + 1, "nothing but the new fake's end of the control socket"
+    assert open_descriptors() == before
 
 
-def test_a_mounter_that_cannot_be_started_again_is_told_each_time(
-    mounter: Mounter, fake_mounters: list[FakeMounter], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_mounters[0].die()
-
-    class StillbornMounter(FakeMounter):
-        def __init__(self, _: list[str], *, pass_fds: list[int], **__: Any) -> None:
-            self.control = socket.socket(fileno=os.dup(pass_fds[0]))
-            self.status = 1
-            self.control.close()
-
-    with monkeypatch.context() as patch:
-        patch.setattr("broker.operations.subprocess.Popen", StillbornMounter)
-        for _ in range(2):
-            with pytest.raises(MounterFailed):
-                begin(mounter)
-    with begin(mounter):
-        assert len(fake_mounters) == 2
-
-
-def test_a_mounter_that_dies_just_as_an_operation_begins_is_told(
-    mounter: Mounter, fake_mounters: list[FakeMounter]
-) -> None:
-    fake_mounters[0].control.close()  # and nobody has waited for the process yet
+def test_a_mounter_that_will_not_come_again_is_told(mounter: Mounter, control: socket.socket) -> None:
+    control.close()  # the supervisor's, too
     before = open_descriptors()
-    with pytest.raises(MounterFailed):
+    with pytest.raises(MounterFailed, match="takes no operation"):
         begin(mounter)
     assert open_descriptors() == before
-    fake_mounters[0].die()
-    with begin(mounter):
-        assert mounter.restarts == 1
 
 
-def test_what_nobody_wants_is_given_to_a_child_to_lose(mounter: Mounter, fake_mounters: list[FakeMounter]) -> None:
+def test_what_nobody_wants_is_given_to_a_child_to_lose(mounter: Mounter, control: socket.socket) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         theirs.send(b"unwanted")
         with mounter.dismiss(ours):
-            data, (conversation, connection), _, _ = socket.recv_fds(fake_mounters[0].control, 1000, 10)
+            data, (conversation, connection), _, _ = socket.recv_fds(control, 1000, 10)
             ours.close()
         assert plan.load(data) == StartDismissal(seconds=0)
         with socket.socket(fileno=conversation) as child, socket.socket(fileno=connection) as given:
@@ -189,28 +102,12 @@ def test_what_nobody_wants_is_given_to_a_child_to_lose(mounter: Mounter, fake_mo
             assert given.recv(1000) == b"unwanted"
 
 
-def test_a_mounter_found_dead_is_started_again_to_lose_something_too(
-    mounter: Mounter, fake_mounters: list[FakeMounter]
-) -> None:
-    fake_mounters[0].control.close()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-        with pytest.raises(MounterFailed):  # it is just dying
-            mounter.dismiss(connection)
-        fake_mounters[0].die()
-        with mounter.dismiss(connection):
-            assert mounter.restarts == 1
-
-
-def test_a_mounter_that_has_too_much_to_do_is_not_waited_for(
-    mounter: Mounter, fake_mounters: list[FakeMounter]
-) -> None:
-    assert fake_mounters, "it is there, and takes nothing"
+def test_a_mounter_that_has_too_much_to_do_is_not_waited_for(mounter: Mounter) -> None:
     before = open_descriptors()
     with pytest.raises(MounterFailed, match="takes no operation"):
         for _ in range(10_000):
             begin(mounter).__exit__(None, None, None)
     assert open_descriptors() == before
-    assert mounter.restarts == 0
 
 
 # The conversation

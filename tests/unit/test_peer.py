@@ -56,6 +56,10 @@ def pid_of(pidfd: int) -> int:
     return int(match[1])
 
 
+def open_proc(path: str, flags: int) -> int:
+    return os.open(f"/proc/{path}", flags)
+
+
 def open_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
@@ -130,15 +134,15 @@ def test_a_connection_that_fails_is_no_callers() -> None:
 
 @pytest.mark.parametrize("pid", [0, -1])
 def test_a_caller_in_a_foreign_pid_namespace_has_no_description(pid: int) -> None:
-    assert peer.describe(pid) == ("", "")
+    assert peer.describe(pid, open_proc) == ("", "")
 
 
 def test_a_caller_is_described_by_command_and_cgroup() -> None:
-    command, container = peer.describe(os.getpid())
+    command, container = peer.describe(os.getpid(), open_proc)
     assert command == Path("/proc/self/comm").read_text().strip()
     assert "/" not in container
 
 
 def test_a_caller_that_is_gone_has_no_description(caller: Caller) -> None:
     caller.end()
-    assert peer.describe(caller.process.pid) == ("", "")
+    assert peer.describe(caller.process.pid, open_proc) == ("", "")

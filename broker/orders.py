@@ -1,0 +1,49 @@
+"""What the supervisor and the front say to each other: typed records, and nothing but these.
+
+    supervisor: Begin, with the descriptors that the front works with   front: Ready or Failed
+    supervisor: Configuration, with the file                            at any time then
+    supervisor: MounterStarted                                          when there is another one
+
+The front asks the supervisor for nothing: who takes the front over has no say in what is done with privilege.
+"""
+
+from typing import NamedTuple
+
+from broker.records import Vocabulary
+
+
+class Begin(NamedTuple):
+    """With descriptors: the conversation with the mounter, the roots of fusectl and of /proc, the control socket, and
+    then those on which callers come. `state_directory` is where the table of mounts is."""
+
+    state_directory: bytes
+
+
+class Configuration(NamedTuple):
+    """Put this into force. With the descriptor of the file, which has been checked; without one, the defaults.
+
+    `path` is the file's, for messages.
+    """
+
+    path: bytes
+
+
+class MounterStarted(NamedTuple):
+    pid: int
+    restarts: int
+
+
+class Ready(NamedTuple):
+    """The front serves."""
+
+
+class Failed(NamedTuple):
+    """The front can't begin; `text` says why."""
+
+    text: bytes
+
+
+Order = Begin | Configuration | MounterStarted | Ready | Failed
+_vocabulary: Vocabulary[Order] = Vocabulary(Order.__args__)
+dump = _vocabulary.dump
+load = _vocabulary.load

@@ -1,0 +1,142 @@
+"""What the front gives up before it hears from anybody: all that it does not need.
+
+It has no capability, where possible a uid of its own, by Landlock no file but its state and what it reads, and by
+seccomp no system call but those of a program that talks over descriptors that it was given. Each takes away what the
+others might have missed.
+"""
+
+import errno
+import os
+import pwd
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from broker import capabilities, syscalls
+
+try:
+    import seccomp  # libseccomp's own, which distributions have
+except ImportError:
+    try:
+        import pyseccomp as seccomp  # the same for PyPI
+    except (ImportError, RuntimeError):  # without the library that it stands for
+        seccomp = None
+
+#: The account of the front, where there is one.
+USER = "fusermount3-broker"
+
+#: Everything that Landlock can forbid, by the version of it that knew it first (landlock(7)): files, TCP, and signals
+#: and abstract sockets of processes outside.
+_FILES = {1: 0x1FFF, 2: 0x2000, 3: 0x4000, 5: 0x8000}
+_NETWORK = {4: 0x3}
+_SCOPES = {6: 0x3}
+
+_READ = syscalls.LANDLOCK_ACCESS_FS_READ_FILE | syscalls.LANDLOCK_ACCESS_FS_READ_DIR
+_KEEP_STATE = (
+    _READ
+    | syscalls.LANDLOCK_ACCESS_FS_WRITE_FILE
+    | syscalls.LANDLOCK_ACCESS_FS_TRUNCATE
+    | syscalls.LANDLOCK_ACCESS_FS_MAKE_REG
+    | syscalls.LANDLOCK_ACCESS_FS_REMOVE_FILE
+)
+
+#: What a Python program calls that serves sockets it was given, has a database, and asks the kernel about processes.
+#: A system call is found here, or it fails with EPERM. Names that an architecture lacks don't matter.
+_SYSTEM_CALLS = (
+    # memory and threads
+    "brk futex get_robust_list madvise mremap munmap restart_syscall rseq sched_getaffinity sched_yield "
+    "set_robust_list set_tid_address exit exit_group membarrier "
+    # time, signals to be received, who it is
+    "clock_getres clock_gettime clock_nanosleep gettimeofday nanosleep time rt_sigaction rt_sigprocmask rt_sigreturn "
+    "rt_sigtimedwait sigaltstack getegid geteuid getgid getgroups getpid getppid getresgid getresuid getrlimit "
+    "getrusage gettid getuid getrandom sysinfo uname "
+    # descriptors
+    "close close_range dup dup3 fcntl ioctl lseek pipe2 pread64 pwrite64 read readv write writev "
+    "epoll_create1 epoll_ctl epoll_pwait epoll_wait eventfd2 poll ppoll pselect6 select pidfd_open memfd_create "
+    # sockets; see below for which
+    "accept4 connect getpeername getsockname getsockopt listen recvfrom recvmsg sendmsg sendto setsockopt shutdown "
+    # files, as Landlock allows
+    "access faccessat faccessat2 fallocate fchmod fdatasync flock fstat fstatfs fsync ftruncate getcwd getdents64 "
+    "newfstatat stat lstat statx statfs open openat readlink readlinkat rename renameat renameat2 unlink unlinkat"
+)
+
+
+def user() -> tuple[int, int] | None:
+    """Return uid and gid of the front's own account; None if this process may not change to it, or there is none."""
+    if os.geteuid() != 0:
+        return None
+    try:
+        account = pwd.getpwnam(USER)
+    except KeyError:
+        return None
+    return account.pw_uid, account.pw_gid
+
+
+def enter(state_directory: Path, proc: int) -> str:
+    """Give up everything that the front does not need; return what this kernel or machine lacks for it, or "".
+
+    All modules must have been imported, and there must be one thread. `proc` is a descriptor of the /proc that may be
+    read. Raises OSError.
+    """
+    own = user()
+    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
+    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+    capabilities.drop_bounding()
+    if own:
+        os.setgroups([])
+        os.setresgid(own[1], own[1], own[1])
+        os.setresuid(own[0], own[0], own[0])
+    capabilities.keep()
+    missing = [] if _restrict_files(state_directory, proc) else ["Landlock"]
+    missing += [] if _restrict_system_calls() else ["libseccomp"]
+    missing += [] if os.getuid() else [f"the user {USER}"]
+    return ", ".join(missing)
+
+
+def _restrict_files(state_directory: Path, proc: int) -> bool:
+    """Allow no file but those the front needs; whether the kernel can."""
+    version = syscalls.landlock_abi()
+    if not version:
+        return False
+    handled = [sum(bits for since, bits in each.items() if since <= version) for each in (_FILES, _NETWORK, _SCOPES)]
+    ruleset = syscalls.landlock_create_ruleset(*handled)
+    syscalls.landlock_add_rule(ruleset, _READ, proc)
+    _allow_beneath(ruleset, state_directory, _KEEP_STATE & handled[0])
+    for path in {Path("/proc"), Path(__file__).parent, *map(Path, sys.path)}:  # libraries read their own files late
+        if path.is_dir():
+            _allow_beneath(ruleset, path, _READ)
+    syscalls.landlock_restrict_self(ruleset)
+    os.close(ruleset)
+    return True
+
+
+def _allow_beneath(ruleset: int, path: Path, access: int) -> None:
+    directory = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        syscalls.landlock_add_rule(ruleset, access, directory)
+    finally:
+        os.close(directory)
+
+
+def _restrict_system_calls() -> bool:
+    """Allow no system call but those above, and no new program, process or executable memory; whether that went."""
+    if seccomp is None:
+        return False
+    rules = seccomp.SyscallFilter(seccomp.ERRNO(errno.EPERM))
+    for name in _SYSTEM_CALLS.split():
+        with suppress(OSError, ValueError, RuntimeError):
+            rules.add_rule(seccomp.ALLOW, name)
+    thread = seccomp.Arg(0, seccomp.MASKED_EQ, _CLONE_THREAD, _CLONE_THREAD)
+    rules.add_rule(seccomp.ALLOW, "clone", thread)
+    rules.add_rule(seccomp.ERRNO(errno.ENOSYS), "clone3")  # its flags are out of sight; libc goes on to clone(2)
+    for name in ("mmap", "mprotect"):
+        rules.add_rule(seccomp.ALLOW, name, seccomp.Arg(2, seccomp.MASKED_EQ, _PROT_EXEC, 0))
+    for name in ("socket", "socketpair"):
+        rules.add_rule(seccomp.ALLOW, name, seccomp.Arg(0, seccomp.EQ, _AF_UNIX))
+    rules.load()
+    return True
+
+
+_AF_UNIX = 1
+_PROT_EXEC = 4
+_CLONE_THREAD = 0x00010000

@@ -1,0 +1,254 @@
+"""``fusermount3-broker serve``: the process that starts the other two, and starts them again if they end.
+
+It makes the sockets, starts the mounter and the front, and from then on does nothing but wait for signals: SIGHUP
+loads the configuration again; SIGTERM and SIGINT end the broker when what was begun is finished; SIGCHLD says that one
+of the two has ended. It reads nothing that anybody but the administrator wrote. What must outlive the others is kept
+open here: callers wait in the sockets while there is no front, and operations in the conversation with the mounter
+while there is none. Mounts outlive them all.
+"""
+
+import io
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from systemd import daemon
+
+from broker import config, log, orders, sandbox, sockets
+from broker.config import Configuration, ConfigurationError, Socket
+from fusermount3_proxy import wire
+
+_SIGNALS = {signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
+#: Seconds that a process may take to begin; and to end, after the time that what was begun may take.
+_PATIENCE = 30
+#: Seconds before a process that has ended is started again.
+_PAUSE = 0.05
+
+
+class StartError(Exception):
+    """The broker can't start, or can't go on; the message says why."""
+
+
+def serve(path: Path | None, socket_paths: tuple[Path, ...]) -> None:
+    """Serve until a signal ends it. `path` is the configuration file, `socket_paths` replace the sockets in it.
+
+    Raises StartError, ConfigurationError.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    configuration = config.load(path)
+    write_log = log.open_log()
+    try:
+        with ExitStack() as held:
+            mounter = Mounter()
+            held.callback(mounter.close)
+            listening = _listen(configuration, socket_paths, held)
+            control = held.enter_context(sockets.listening_for_administrators(configuration.control_socket))
+            _prepare_state(configuration.state_directory)
+            front = Front(configuration.state_directory, [*mounter.for_front, control, *listening])
+            held.callback(front.close)
+            front.configure(path)
+            front.start(mounter)
+            daemon.notify("READY=1")
+            _supervise(path, mounter, front, write_log)
+            daemon.notify("STOPPING=1")
+    except (sockets.SocketError, OSError) as error:
+        raise StartError(str(error)) from None
+
+
+def _supervise(path: Path | None, mounter: "Mounter", front: "Front", write_log: log.Log) -> None:
+    """Return when a signal says that it is time to end. Raises StartError."""
+    while (number := signal.sigwait(_SIGNALS)) in (signal.SIGHUP, signal.SIGCHLD):
+        if number == signal.SIGHUP:
+            _reload(path, front, write_log)
+            continue
+        if (status := mounter.ended()) is not None:
+            write_log(log.ERROR, f"the mounter has ended with status {status}, another is started")
+            mounter.restart()
+            front.tell(orders.MounterStarted(mounter.pid, mounter.restarts))
+        if (status := front.ended()) is not None:
+            write_log(log.ERROR, f"the front has ended with status {status}, another is started")
+            front.restart(mounter)
+
+
+def _reload(path: Path | None, front: "Front", write_log: log.Log) -> None:
+    """Put the configuration in the file into force; a file with a mistake leaves the old one.
+
+    Sockets, `max_requests` and the state directory stay as they were when the broker started.
+    """
+    daemon.notify("RELOADING=1")
+    try:
+        front.configure(path)
+    except ConfigurationError as error:
+        write_log(log.ERROR, f"configuration not loaded, the old one stays in force: {error}")
+    daemon.notify("READY=1")
+
+
+def _listen(configuration: Configuration, paths: tuple[Path, ...], held: ExitStack) -> list[socket.socket]:
+    """Return the sockets on which callers come: those that systemd passed, else those that are configured."""
+    passed = sockets.inherited()
+    if passed:
+        return passed
+    listeners = sockets.Listeners(tuple(Socket(path=each) for each in paths) or configuration.socket)
+    held.callback(listeners.close)
+    return listeners.sockets
+
+
+def _prepare_state(directory: Path) -> None:
+    """Make the state directory, if it is missing, and have it be the front's, whose uid may be another than before."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    own = sandbox.user()
+    if own is None:
+        return
+    os.chown(directory, *own)
+    for file in directory.iterdir():
+        status = file.lstat()
+        if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:  # what the front may have linked there is not its own
+            os.chown(file, *own, follow_symlinks=False)
+
+
+class Mounter:
+    """The mounter's process. The conversation with it is kept: a new one takes up what is waiting there."""
+
+    def __init__(self) -> None:
+        """Start it. Raises StartError."""
+        self._front_end, self._own_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.restarts = 0
+        self._process, roots = _start_mounter(self._own_end)
+        #: For the front: the conversation, and the roots of fusectl and of /proc, as descriptors.
+        self.for_front = [self._front_end.fileno(), *roots]
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ended(self) -> int | None:
+        """Return the status with which it has ended; None if it has not."""
+        return self._process.poll()
+
+    def restart(self) -> None:
+        """Raises StartError."""
+        time.sleep(_PAUSE)
+        self.restarts += 1
+        self._process, roots = _start_mounter(self._own_end)
+        for descriptor in roots:  # those of the first one are as good
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Hang up, which ends it, and wait for that."""
+        self._front_end.close()
+        self._own_end.close()
+        for descriptor in self.for_front[1:]:
+            os.close(descriptor)
+        _wait(self._process, _PATIENCE)
+
+
+def _start_mounter(conversation: socket.socket) -> tuple[subprocess.Popen[bytes], list[int]]:
+    """Start a mounter, and return it and the descriptors that it gives when it is ready. Raises StartError."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        with theirs:
+            process = _start("broker.mounter", conversation.fileno(), theirs.fileno())
+        ours.settimeout(_PATIENCE)
+        with suppress(OSError):
+            _, roots, _, _ = socket.recv_fds(ours, 16, 2)
+            if roots:
+                return process, roots
+        process.kill()
+        raise StartError(f"the mounter ended with status {process.wait()} when it was started")
+
+
+class Front:
+    """The front's process. `kept`: its conversation with the mounter, and then what it listens on."""
+
+    def __init__(self, state_directory: Path, kept: Sequence[int | socket.socket]) -> None:
+        self._state_directory = state_directory
+        self._kept = kept
+        self._process: subprocess.Popen[bytes] | None = None
+        self._configuration: tuple[orders.Configuration, bytes | None] = (orders.Configuration(b""), None)
+        self._seconds = 0
+
+    def start(self, mounter: Mounter) -> None:
+        """Start it, and return when it serves. Raises StartError."""
+        self._conversation, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = _start("broker.daemon", theirs.fileno())
+        descriptors = [each if isinstance(each, int) else each.fileno() for each in self._kept]
+        self.tell(orders.Begin(bytes(self._state_directory)), *descriptors)
+        self._tell_configuration()
+        self.tell(orders.MounterStarted(mounter.pid, mounter.restarts))
+        self._conversation.settimeout(_PATIENCE)
+        try:
+            said = orders.load(self._conversation.recv(wire.MAX_MESSAGE))
+        except (OSError, wire.ProtocolError):
+            said = orders.Failed(b"the front did not begin")
+        if isinstance(said, orders.Failed):
+            raise StartError(said.text.decode("utf-8", "replace"))
+
+    def restart(self, mounter: Mounter) -> None:
+        """Start another, with the configuration that is in force. Raises StartError."""
+        time.sleep(_PAUSE)
+        self._conversation.close()
+        self.start(mounter)
+
+    def tell(self, order: orders.Order, *descriptors: int) -> None:
+        """Tell the front; one that has just died is started again, and told then."""
+        with suppress(OSError):
+            socket.send_fds(self._conversation, [orders.dump(order)], descriptors)
+
+    def configure(self, path: Path | None) -> None:
+        """Put the configuration in the file into force. Raises ConfigurationError."""
+        with config.open_file(path) as file:
+            content = file.read() if file else None
+        path = path or config.DEFAULT_PATH
+        deadlines = config.read(io.BytesIO(content or b""), path).deadlines
+        self._seconds = 2 * deadlines.operation + deadlines.commit
+        self._configuration = orders.Configuration(bytes(path)), content
+        if self._process:
+            self._tell_configuration()
+
+    def _tell_configuration(self) -> None:
+        order, content = self._configuration
+        if content is None:
+            self.tell(order)
+            return
+        with os.fdopen(os.memfd_create("configuration"), "w+b") as file:
+            file.write(content)
+            file.seek(0)
+            self.tell(order, file.fileno())
+
+    def ended(self) -> int | None:
+        """Return the status with which it has ended; None if it has not."""
+        return self._process.poll() if self._process else None
+
+    def close(self) -> None:
+        """Hang up, which ends it when what was begun is finished, and wait for that."""
+        if self._process:
+            self._conversation.close()
+            _wait(self._process, self._seconds + _PATIENCE)
+
+
+def _start(module: str, *descriptors: int) -> subprocess.Popen[bytes]:
+    """Start a Python process of the broker's, which takes these descriptors. Raises OSError."""
+    numbers = [str(each) for each in descriptors]
+    return subprocess.Popen(
+        [sys.executable, "-I", "-m", module, *numbers],
+        pass_fds=descriptors,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+
+
+def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Wait until it has ended, and see to it that it does."""
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
