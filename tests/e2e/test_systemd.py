@@ -26,6 +26,7 @@ pytestmark = pytest.mark.e2e
 SOURCES = Path(__file__).parents[2]
 SERVICE = "fusermount3-broker.service"
 SOCKET = "fusermount3-broker.socket"
+SYSUSERS = "fusermount3-broker.sysusers"
 CONFIGURATION = "etc/fusermount3-broker.toml"
 MOUNTPOINT = "/home/user/mnt"
 #: Root as in a container: libfuse then can't mount by itself, and asks fusermount3.
@@ -94,6 +95,11 @@ class Machine:
     def messages(self) -> list[str]:
         return [record["MESSAGE"] for record in self.journal()]
 
+    def process_status(self, pid: int) -> dict[str, str]:
+        """Return /proc/PID/status of a process."""
+        lines = self.run("cat", f"/proc/{pid}/status").stdout.splitlines()
+        return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+
     def reload(self, configuration: str) -> None:
         """Have this configuration read, and return when it has been."""
         (self.container.root() / CONFIGURATION).write_text(configuration)
@@ -116,6 +122,7 @@ def installed() -> Iterator[Machine]:
         machine.run("mount", "--make-rshared", "/")
         machine.run("chmod", "0666", "/dev/fuse")
         install(container.root())
+        machine.run("systemd-sysusers")
         machine.systemctl("daemon-reload")
         machine.systemctl("enable", "--now", SOCKET)
         yield machine
@@ -131,6 +138,7 @@ def install(root: Path) -> None:
     script.chmod(0o755)
     for unit in (SERVICE, SOCKET):
         shutil.copy(SOURCES / "packaging/systemd" / unit, root / "usr/lib/systemd/system")
+    shutil.copy(SOURCES / "packaging/systemd" / SYSUSERS, root / "usr/lib/sysusers.d/fusermount3-broker.conf")
     (root / "usr/bin/fusermount3").rename(root / "usr/bin/fusermount3.genuine")
     shutil.copy(PROXY, root / "usr/bin/fusermount3")
     shutil.copy(whoamifs(), root / "usr/bin/whoamifs")
@@ -158,7 +166,19 @@ def test_the_service_is_hardened(machine: Machine) -> None:
     found = re.search(r"Overall exposure level for \S+: ([0-9.]+)", text)
     assert found, text
     print(found[0])
-    assert float(found[1]) <= 2.7
+    assert float(found[1]) <= 2.5
+
+
+def test_no_process_of_the_service_is_root_and_the_front_has_no_privilege(machine: Machine) -> None:
+    machine.systemctl("start", SERVICE)
+    status = json.loads(machine.run("fusermount3-broker", "status", "--json").stdout)
+    found = {name: machine.process_status(status[name]["pid"]) for name in ("supervisor", "front", "mounter")}
+    uid = machine.run("id", "--user", "fusermount3-broker").stdout.strip()
+    assert {each["Uid"].split()[0] for each in found.values()} == {uid}
+    front = found["front"]
+    assert {int(front[name], 16) for name in ("CapPrm", "CapEff", "CapInh", "CapAmb")} == {0}
+    assert (front["NoNewPrivs"], front["Seccomp"]) == ("1", "2")
+    assert not [message for message in machine.messages() if "confined" in message]
 
 
 def test_the_first_call_starts_the_service(machine: Machine) -> None:
@@ -267,7 +287,7 @@ def test_a_request_that_comes_before_the_socket_is_served(machine: Machine) -> N
     machine.unmount()
 
 
-def test_a_killed_front_is_started_again_and_knows_its_mounts(machine: Machine) -> None:
+def test_a_killed_supervisor_is_started_again_and_knows_its_mounts(machine: Machine) -> None:
     machine.mount()
     killed, restarts = machine.property("MainPID"), int(machine.property("NRestarts"))
     machine.systemctl("kill", "--kill-who=main", "--signal=KILL", SERVICE)
