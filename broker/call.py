@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from errno import EAGAIN, EBADMSG, EIO, ETIMEDOUT
 
-from broker import log, policy
+from broker import log, policy, rescue
 from broker.channel import Channel, HungUp
 from broker.front import Front
 from broker.operations import MounterFailed, Operation, OperationEnded, OperationFailed, OperationRefused
@@ -154,11 +154,16 @@ class Call:
             with suppress(OperationEnded, OperationFailed, OperationRefused):
                 await operation.expect(Kept)
             self.decided(log.INFO, "mounted", device=mount.device, type=mount.type, source=mount.source)
-        elif await operation.undo():
+        elif await self._undo(operation, mount):
             self.decided(log.NOTICE, "rolled back: the caller did not take the mount")
         else:
             self._front.registry.add(mount)  # so that its owner can unmount it
             self.decided(log.WARNING, "not rolled back: it is covered, or its guardian was killed", device=mount.device)
+
+    async def _undo(self, operation: Operation, mount: Mount) -> bool:
+        """Whether the mount is gone again."""
+        async with rescue.aborted_if_hung(self._front, mount):
+            return await operation.undo()
 
     def _take_long(self) -> None:
         """Count a call that may take minutes; a quarter of the places is for such. Raises Refusal."""
@@ -283,7 +288,10 @@ class Call:
             device = Device(facts.device)
             mount = registry.find(device) if facts.mounted else None
             operation.say(policy.decide_unmount(request, facts, mount))
-            await operation.expect(Unmounted)
+            if mount and mount.namespace == facts.mount_namespace:
+                await rescue.unmounted(self._front, operation, mount)
+            else:
+                await operation.expect(Unmounted)
         registry.find(device)  # which drops it, if that was its last mount
         self.decided(log.INFO, "unmounted", device=device)
         self._channel.send(wire.encode_reply(Reply(self.id.encode())))
@@ -306,6 +314,8 @@ class Call:
     def hang_up(self) -> None:
         """End the connection, as far as it is the front's: see `channel` for why somebody else closes it last."""
         self._channel.shut()
+        if self._operation and self._operation.stuck:
+            rescue.leave(self._front, self._operation, rescue.own(self._front, self._operation.entering))
         if self._operation and self._operation.alive:
             return
         try:

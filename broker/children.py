@@ -2,16 +2,41 @@
 
 import errno
 import os
+import select
 import signal
 from collections.abc import Callable, Collection
+from contextlib import suppress
+from typing import NamedTuple
 
 from broker import syscalls
 
 _LARGEST_DESCRIPTOR = 2**31 - 1
 
 
-def in_child(act: Callable[[], object], keep: Collection[int], capabilities: Collection[int]) -> None:
-    """Do `act` in a child that has no other descriptors and capabilities. Raises the OSError that it raises.
+class User(NamedTuple):
+    uid: int
+    gid: int
+
+
+class Rescue(NamedTuple):
+    """When to give a child up, and how: when `conversation` hangs up; by `unblock`, if it can't be killed."""
+
+    conversation: int
+    unblock: Callable[[], None]
+
+
+def in_child(
+    act: Callable[[], object],
+    keep: Collection[int],
+    capabilities: Collection[int],
+    user: User | None = None,
+    rescue: Rescue | None = None,
+) -> None:
+    """Do `act` in a child that has no other descriptors and capabilities, as `user` if there is one.
+
+    What is left of the time until the alarm of this process is the child's; then it is killed. Who waits for an answer
+    that a FUSE program owes can't always be killed: this process ends after its child in any case, so that whoever sees
+    it end knows that nothing is left. Raises the OSError that `act` raises, TimeoutError when it was given up.
 
     A container may see the child, and with CAP_SYS_PTRACE get hold of it; so there is nothing in it to be had.
     """
@@ -19,19 +44,51 @@ def in_child(act: Callable[[], object], keep: Collection[int], capabilities: Col
     if child == 0:
         status = errno.EIO
         try:
-            syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)  # the alarm is its parent's
             _close_all_but(keep)
             syscalls.capset(*capabilities)
+            if user:
+                os.setresgid(user.gid, user.gid, user.gid)
+                os.setresuid(user.uid, user.uid, user.uid)
+            syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)  # after the ids, with which it is lost
             act()
             status = 0
         except OSError as error:
             status = error.errno or errno.EIO
         finally:
             os._exit(status)
+    seconds = signal.alarm(0)
+    in_time = _ends(child, seconds, rescue)
+    if not in_time:
+        _kill(child, user)
+        if rescue:
+            rescue.unblock()
     _, ended = os.waitpid(child, 0)
+    if not in_time:
+        raise TimeoutError(errno.ETIMEDOUT, "in a child")
+    signal.alarm(seconds)
     if ended:
         status = os.waitstatus_to_exitcode(ended)
         raise OSError(status if status > 0 else errno.EINTR, "in a child")
+
+
+def _ends(child: int, seconds: int, rescue: Rescue | None) -> bool:
+    """Wait until the child has ended; whether it does within so many seconds, 0: any, and before it is given up."""
+    ended = os.pidfd_open(child)
+    waiting = select.poll()
+    waiting.register(ended, select.POLLIN)
+    if rescue:
+        waiting.register(rescue.conversation, 0)  # no event but that it hangs up
+    try:
+        return any(descriptor == ended for descriptor, _ in waiting.poll(1000 * seconds or None))
+    finally:
+        os.close(ended)
+
+
+def _kill(child: int, user: User | None) -> None:
+    if user:
+        os.seteuid(user.uid)  # without CAP_KILL one may kill one's own
+    with suppress(ProcessLookupError):
+        os.kill(child, signal.SIGKILL)
 
 
 def _close_all_but(keep: Collection[int]) -> None:

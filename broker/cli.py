@@ -77,7 +77,11 @@ def status(config_path: Path | None, as_json: bool) -> None:
 @_CONFIG
 @_JSON
 def mounts(config_path: Path | None, as_json: bool) -> None:
-    """List the live filesystems that were mounted through the running broker."""
+    """List the filesystems that are mounted through the running broker.
+
+    STATE is live; dead, when no process serves the filesystem any more; or hung, when requests wait for its program and
+    their number has not moved for some time, see hung_seconds in the configuration.
+    """
     answer = _ask(config_path, "mounts")
     if as_json:
         click.echo(json.dumps(answer, indent=2))
@@ -85,16 +89,31 @@ def mounts(config_path: Path | None, as_json: bool) -> None:
     _print_table(answer)
 
 
+@main.command()
+@_CONFIG
+@click.argument("id")
+def abort(config_path: Path | None, id: str) -> None:  # what it is called in the help
+    """End the filesystem of the mount ID, as REQUEST in `mounts` shows it; its beginning will do.
+
+    Its FUSE program is cut off: whoever waits for an answer gets an error, and what was not written back is lost. The
+    mount is dead then, and removed as all dead mounts are.
+    """
+    answer = _ask(config_path, f"abort {id}")
+    if "error" in answer:
+        raise click.ClickException(answer["error"])
+    click.echo(_visible(f"aborted {answer['request']}: {answer['mountpoint']}, {answer['type']}"))
+
+
 def _print_table(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("REQUEST", "MOUNTPOINT", "TYPE", "SOURCE", "UID", "PID", "COMMAND", "CONTAINER", "SINCE"):
+    for heading in ("REQUEST", "STATE", "MOUNTPOINT", "TYPE", "SOURCE", "UID", "PID", "COMMAND", "CONTAINER", "SINCE"):
         table.add_column(heading, overflow="fold")
     for row in rows:
         since = time.strftime("%F %T", time.localtime(row["mounted_at"]))
-        cells = [row["request"], row["mountpoint"], row["type"], row["source"]]
+        cells = [row["request"], row["state"], row["mountpoint"], row["type"], row["source"]]
         cells += [str(row["uid"]), str(row["pid"]), row["command"], row["container"][:24], since]
         table.add_row(*map(_visible, cells))
     console = Console(highlight=False, markup=False)

@@ -81,11 +81,13 @@ class Socket:
 @dataclass(frozen=True)
 class Deadlines:
     """Whole seconds. `request`: for a caller to say what it wants; `operation`: for each step of the mounter;
-    `commit`: for a caller to confirm that it has the descriptor; `sync_init`: for a FUSE program that wants to be
-    ready before it is mounted (``--sync-init``) to become so, and then for the kernel to hear from it."""
+    `unmount`: for the number of waiting requests to move in a filesystem whose unmount blocks; `commit`: for a caller
+    to confirm that it has the descriptor; `sync_init`: for a FUSE program that wants to be ready before it is mounted
+    (``--sync-init``) to become so, and then for the kernel to hear from it."""
 
     request: int = 5
     operation: int = 5
+    unmount: int = 1
     commit: int = 10
     sync_init: int = 300
 
@@ -97,6 +99,7 @@ class Configuration:
     mountpoint_filesystems: tuple[int, ...] = tuple(FILESYSTEMS.values())
     max_requests: int = 64
     dead_mounts_seconds: int = 2
+    hung_seconds: int = 10
     socket: tuple[Socket, ...] = (Socket(),)
     control_socket: Path = Path("/run/fusermount3-broker/control.sock")
     state_directory: Path = Path("/var/lib/fusermount3-broker")
@@ -183,7 +186,7 @@ def _typed(kind: type, description: str, name: str, value: Any) -> Any:
 
 
 #: The least value, where it is not 1; -1 of mount_max is "no limit", as in fuse.conf(5).
-_LEAST = {"mount_max": -1, "dead_mounts_seconds": 0}
+_LEAST = {"mount_max": -1, "dead_mounts_seconds": 0, "hung_seconds": 0}
 
 
 def _number(key: str, name: str, value: Any) -> int:

@@ -1,7 +1,7 @@
 """The administrator's way in: a socket that only root may open, on which a running broker tells how it is.
 
-A question is one line with a command's name, the answer one line of JSON; ``fusermount3-broker status`` and
-``mounts`` ask it.
+A question is one line with a command's name and its arguments, the answer one line of JSON; ``fusermount3-broker
+status``, ``mounts`` and ``abort`` ask it.
 """
 
 import asyncio
@@ -9,10 +9,13 @@ import json
 import os
 import socket
 import time
+from errno import ENOENT
 from pathlib import Path
 from typing import Any
 
+from broker import rescue
 from broker.front import Front
+from broker.operations import MounterFailed, OperationEnded, OperationFailed, OperationRefused
 from broker.registry import Mount
 from fusermount3_proxy import __version__
 
@@ -43,7 +46,7 @@ async def serve(listener: socket.socket, front: Front) -> asyncio.Server:
         try:
             async with asyncio.timeout(10):
                 question = (await reader.readline()).decode("ascii", "replace").strip()
-                writer.write(json.dumps(_answer(front, question)).encode() + b"\n")
+                writer.write(json.dumps(await _answer(front, question)).encode() + b"\n")
                 await writer.drain()
         except (OSError, TimeoutError, ValueError):
             pass
@@ -53,13 +56,35 @@ async def serve(listener: socket.socket, front: Front) -> asyncio.Server:
     return await asyncio.start_unix_server(answer, sock=listener)
 
 
-def _answer(front: Front, question: str) -> Any:
-    if question == "status":
-        return status(front)
-    if question == "mounts":
-        front.registry.reconcile()
-        return [_described(mount) for mount in front.registry]
+async def _answer(front: Front, question: str) -> Any:
+    match question.split():
+        case ["status"]:
+            return status(front)
+        case ["mounts"]:
+            front.registry.reconcile()
+            return [_described(front, mount) for mount in front.registry]
+        case ["abort", wanted]:
+            return await _abort(front, wanted)
     return {"error": f"unknown command '{question}'"}
+
+
+async def _abort(front: Front, wanted: str) -> dict[str, Any]:
+    """Abort the connection of the mount with that id, or the only one whose id begins so; return that mount."""
+    front.registry.reconcile()
+    found = [mount for mount in front.registry if mount.request.startswith(wanted)]
+    if not found:
+        return {"error": f"no live mount has the id '{wanted}'"}
+    if len(found) > 1:
+        return {"error": f"'{wanted}' is ambiguous: {', '.join(mount.request for mount in found)}"}
+    described = _described(front, found[0])
+    try:
+        await rescue.abort(front, found[0], 0, "an administrator said so")
+    except OperationFailed as error:
+        reason = "it is already gone" if error.errno == ENOENT else os.strerror(error.errno)
+        return {"error": f"'{found[0].request}' can't be aborted: {reason}"}
+    except (OperationEnded, OperationRefused, MounterFailed):
+        return {"error": f"'{found[0].request}' can't be aborted: the mounter doesn't answer"}
+    return described
 
 
 def status(front: Front) -> dict[str, Any]:
@@ -94,8 +119,9 @@ def _open_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir())) - 1  # without the one for this
 
 
-def _described(mount: Mount) -> dict[str, Any]:
+def _described(front: Front, mount: Mount) -> dict[str, Any]:
     """Return the mount as JSON has it: paths that are not UTF-8 with backslash escapes."""
+    hung_seconds = front.configuration.hung_seconds
     return {
         "request": mount.request,
         "device": mount.device,
@@ -108,4 +134,6 @@ def _described(mount: Mount) -> dict[str, Any]:
         "container": mount.container,
         "mount_namespace": mount.namespace,
         "mounted_at": mount.mounted_at,
+        "state": front.health.state(mount.connection, hung_seconds, time.monotonic()),
+        "waiting": front.health.waiting(mount.connection),
     }

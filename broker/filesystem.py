@@ -9,25 +9,31 @@ in the third.
 import socket
 
 from broker import syscalls
-from broker.children import in_child
+from broker.children import Rescue, in_child
 from broker.plan import MountPlan
 
 #: fsconfig(2) takes strings of 255 bytes; mount(2) takes a page.
 LONGEST_STRING = 255
 
 
-def create(wanted: MountPlan, device: int, in_pid_namespace: bool) -> int:
+def create(wanted: MountPlan, device: int, in_pid_namespace: bool, rescue: Rescue | None) -> int:
     """Return the mount of a new FUSE filesystem that `device` serves.
 
-    `in_pid_namespace`: this process is in the caller's pid namespace, not only its children. Raises OSError.
+    `in_pid_namespace`: this process is in the caller's pid namespace, not only its children. `rescue`: the kernel may
+    wait for the FUSE program, and there is a way out of that. Raises OSError.
     """
     if max(len(wanted.source), len(wanted.subtype), len(wanted.max_read), len(wanted.block_size)) > LONGEST_STRING:
-        return _create_by_mount(wanted, device)
+        return _create_by_mount(wanted, device, rescue)
     context = configure(wanted, device)
-    if in_pid_namespace:
+    if in_pid_namespace and not rescue:
         _create_superblock(context)
     else:
-        in_child(lambda: _create_superblock(context), keep=[context, device], capabilities=[syscalls.CAP_SYS_ADMIN])
+        in_child(
+            lambda: _create_superblock(context),
+            keep=[context, device],
+            capabilities=[syscalls.CAP_SYS_ADMIN],
+            rescue=rescue,
+        )
     return syscalls.fsmount(context, syscalls.FSMOUNT_CLOEXEC, _attributes(wanted))
 
 
@@ -89,7 +95,7 @@ def _attributes(wanted: MountPlan) -> int:
     return attributes
 
 
-def _create_by_mount(wanted: MountPlan, device: int) -> int:
+def _create_by_mount(wanted: MountPlan, device: int, rescue: Rescue | None) -> int:
     """As `create`, with mount(2), in a mount namespace of a child's own, because it can't but attach what it makes.
 
     The child sends back a copy of the mount that is attached nowhere; its own goes with its namespace.
@@ -100,6 +106,7 @@ def _create_by_mount(wanted: MountPlan, device: int) -> int:
             lambda: socket.send_fds(theirs, [b"m"], [_mount_privately(wanted, device)]),
             keep=[theirs.fileno(), device],
             capabilities=[syscalls.CAP_SYS_ADMIN],
+            rescue=rescue,
         )
         _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
     return descriptors[0]

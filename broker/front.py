@@ -1,11 +1,13 @@
 """What all calls share: the configuration in force, the mounter, the registry, the log, and what has been counted."""
 
+import asyncio
 import os
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 
 from broker.config import Configuration
+from broker.health import Health
 from broker.log import Log
 from broker.operations import Mounter
 from broker.registry import Registry
@@ -21,6 +23,10 @@ class Front:
     log: Log
     #: The root of a /proc that shows all processes, whatever that of the broker's mount namespace hides.
     proc: int
+    #: What the surveys say of the mounts.
+    health: Health = field(default_factory=Health)
+    #: Those who wait for children of the mounter that can't be killed.
+    stuck: set[asyncio.Task[None]] = field(default_factory=set)
     started: float = field(default_factory=time.time)
     #: How many requests ended how, by operation and result.
     requests: Counter[str] = field(default_factory=Counter)

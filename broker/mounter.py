@@ -26,7 +26,8 @@ import sys
 import time
 from contextlib import suppress
 
-from broker import capabilities, filesystem, mounts, namespaces, plan, syscalls
+from broker import capabilities, connections, filesystem, mounts, namespaces, plan, syscalls
+from broker.children import Rescue
 from broker.plan import Record
 from fusermount3_proxy import wire
 
@@ -205,14 +206,18 @@ def _receive(connection: socket.socket, flags: int = 0) -> tuple[bytes, list[int
 
 def _operate(opened: Descriptors, start: Record, descriptors: list[int]) -> None:
     """Carry one operation out, and tell the front if that fails."""
-    if not isinstance(start, plan.StartMount | plan.StartUnmount | plan.StartReap | plan.StartDismissal):
+    if not isinstance(start, plan.Start):
         return
     talk = Conversation(descriptors[0], start.seconds)
     try:
         if isinstance(start, plan.StartMount | plan.StartUnmount):
             _serve_caller(opened, talk, start, *descriptors[1:])
         elif isinstance(start, plan.StartReap):
-            _reap(opened, talk, descriptors[1], start.device)
+            _reap(opened, talk, start)
+        elif isinstance(start, plan.StartSurvey):
+            _survey(opened, talk, start)
+        elif isinstance(start, plan.StartAbort):
+            _abort(opened, talk, start)
     except StepError as error:
         talk.say(plan.Failed(error.errno, error.step.encode()))
     except BadRequest as bad:
@@ -224,7 +229,7 @@ def _operate(opened: Descriptors, start: Record, descriptors: list[int]) -> None
     except Exception as error:
         talk.say(plan.Failed(errno.EIO, repr(error).encode()))
     talk.wait_for_end()
-    if not isinstance(start, plan.StartReap):
+    if isinstance(start, plan.StartMount | plan.StartUnmount | plan.StartDismissal):
         _drain(socket.socket(fileno=descriptors[1]))
 
 
@@ -303,20 +308,21 @@ class Conversation:
             raise Dismissed
         return record
 
+    def is_over(self, seconds: float) -> bool:
+        """Wait for so many seconds; whether the front has hung up, or said what it has no reason to say."""
+        waiting = select.poll()
+        waiting.register(self._socket, select.POLLIN)
+        return bool(waiting.poll(1000 * seconds))
+
     def wait_for_end(self) -> None:
         """Return when the front has hung up."""
         with suppress(OSError):
             while self._socket.recv(wire.MAX_MESSAGE):
                 pass
 
-    def die_with_front(self) -> None:
-        """Have SIGIO kill this process when the front hangs up, for a wait in which nothing else would tell it."""
-        fcntl.fcntl(self._socket, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(self._socket, fcntl.F_SETFL, fcntl.fcntl(self._socket, fcntl.F_GETFL) | os.O_ASYNC)
-
-    def live_on(self) -> None:
-        """End what `die_with_front` began."""
-        fcntl.fcntl(self._socket, fcntl.F_SETFL, fcntl.fcntl(self._socket, fcntl.F_GETFL) & ~os.O_ASYNC)
+    def fileno(self) -> int:
+        """Return the descriptor; it hangs up when the front does."""
+        return self._socket.fileno()
 
     def bounded(self, step: str) -> "_Bounded":
         """A step that may block: the process is killed when it takes too long. An OSError in it is a StepError."""
@@ -349,6 +355,7 @@ class Caller:
         """Take the request, and the descriptor that it pins. Raises BadRequest, OSError."""
         # A copy: the descriptor itself stays open until this process ends, after the front has closed its own.
         self._connection = socket.socket(fileno=os.dup(connection))
+        self._opened = opened
         self.locks = opened.locks
         descriptors = self.take()
         if len(descriptors) != 1 or not fcntl.fcntl(descriptors[0], fcntl.F_GETFL) & os.O_PATH:
@@ -394,6 +401,21 @@ class Caller:
         pid, uid, gid = struct.unpack("iII", self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         return pid, uid, gid
 
+    def entering(self, device: int) -> plan.Entering | None:
+        """Return what is to be said before the filesystem of `device` is asked; None if that is not FUSE."""
+        if not connections.exists(self._opened.fusectl, device):
+            return None
+        return plan.Entering(device, self.uid, self.mount_namespace)
+
+    def rescue(self, talk: Conversation) -> Rescue:
+        """Return the way out of a mount that waits for the FUSE program: that is given up."""
+
+        def unblock() -> None:
+            with suppress(OSError):  # it has just ended
+                connections.abort_own(self._opened.fusectl, self._opened.proc, self.device)
+
+        return Rescue(talk.fileno(), unblock)
+
     def hand_over(self, wanted: plan.MountPlan) -> None:
         """Send the device to the caller. Raises HungUp when the caller is gone."""
         warnings = tuple(wanted.warnings.splitlines())
@@ -411,7 +433,7 @@ _NOW = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
 def _mount(talk: Conversation, caller: Caller) -> None:
     mountpoint = caller.pinned
     with talk.bounded("access mountpoint"):
-        facts = _mount_facts(caller, mountpoint)
+        facts = _mount_facts(talk, caller, mountpoint)
     wanted = talk.hear()
     if not _rests_on(wanted, facts):
         talk.say(facts)
@@ -428,10 +450,8 @@ def _mount(talk: Conversation, caller: Caller) -> None:
         with talk.bounded("mount"):
             caller.take()
     with talk.bounded("mount"):
-        if wanted.sync_init:
-            talk.die_with_front()  # the kernel may wait for the FUSE program, which may be gone
-        mount = filesystem.create(wanted, caller.device, caller.in_pid_namespace)
-        talk.live_on()
+        rescue = caller.rescue(talk) if wanted.sync_init else None
+        mount = filesystem.create(wanted, caller.device, caller.in_pid_namespace, rescue)
         device = mounts.look(mount).device
     try:
         mounts.attach(mount, mountpoint, caller.locks, talk.seconds)
@@ -464,14 +484,16 @@ def _rests_on(wanted: Record, facts: plan.MountFacts) -> bool:
     )
 
 
-def _mount_facts(caller: Caller, mountpoint: int) -> plan.MountFacts:
+def _mount_facts(talk: Conversation, caller: Caller, mountpoint: int) -> plan.MountFacts:
+    looked = mounts.look(mountpoint)
     try:
-        fuse = mounts.fuse_of(mounts.look(mountpoint).mount_id)
+        fuse = mounts.fuse_of(looked.mount_id)
     except LookupError:
         raise StepError(errno.EINVAL, "mount") from None
     if fuse and fuse.uid != caller.uid and not fuse.allow_other:
         # FUSE would refuse it to the caller, but not to this process, whose real uid is its own.
         raise OSError(errno.EACCES, "another user's FUSE filesystem")
+    _announce(talk, caller, looked)
     status = os.fstat(mountpoint)
     return plan.MountFacts(
         uid=caller.uid,
@@ -483,6 +505,12 @@ def _mount_facts(caller: Caller, mountpoint: int) -> plan.MountFacts:
         access_errno=_access(mountpoint, os.W_OK),
         mount_namespace=caller.mount_namespace,
     )
+
+
+def _announce(talk: Conversation, caller: Caller, looked: mounts.Looked) -> None:
+    """Tell the front, if what is looked at next is on a FUSE filesystem."""
+    if entering := caller.entering(looked.device):
+        talk.say(entering)
 
 
 def _access(mountpoint: int, mode: int) -> int:
@@ -502,7 +530,7 @@ def _owns(caller: Caller, owner: int) -> bool:
 def _unmount(talk: Conversation, caller: Caller, start: plan.StartUnmount) -> None:
     directory = caller.pinned
     with talk.bounded("access mountpoint"):
-        facts, looked = _unmount_facts(caller, directory, start)
+        facts, looked = _unmount_facts(talk, caller, directory, start)
     talk.say(facts)
     wanted = talk.hear()
     if not isinstance(wanted, plan.UnmountPlan):
@@ -513,7 +541,9 @@ def _unmount(talk: Conversation, caller: Caller, start: plan.StartUnmount) -> No
     talk.say(plan.Unmounted())
 
 
-def _unmount_facts(caller: Caller, directory: int, start: plan.StartUnmount) -> tuple[plan.UnmountFacts, mounts.Looked]:
+def _unmount_facts(
+    talk: Conversation, caller: Caller, directory: int, start: plan.StartUnmount
+) -> tuple[plan.UnmountFacts, mounts.Looked]:
     """Return what is on the entry, and the result of looking at it."""
     facts = plan.UnmountFacts(
         uid=caller.uid,
@@ -524,12 +554,16 @@ def _unmount_facts(caller: Caller, directory: int, start: plan.StartUnmount) -> 
         dead=False,
         may_mount=caller.may_mount,
     )
+    below = mounts.look(directory)
+    _announce(talk, caller, below)
     try:
         looked = mounts.look_up(directory, start.name)
     except OSError as error:
         return facts._replace(access_errno=error.errno or errno.EIO), mounts.Looked(0, 0)
-    if looked.mount_id == mounts.look(directory).mount_id:
+    if looked.mount_id == below.mount_id:
         return facts, looked
+    if start.only_dead:
+        _announce(talk, caller, looked)
     dead = start.only_dead and _is_dead(caller, directory, start.name, looked)
     return facts._replace(mounted=True, device=looked.device, dead=dead), looked
 
@@ -549,15 +583,37 @@ def _is_dead(caller: Caller, directory: int, name: bytes, looked: mounts.Looked)
         os.close(entry)
 
 
-def _reap(opened: Descriptors, talk: Conversation, pidfd: int, device: int) -> None:
-    """Unmount what is dead of a filesystem, in the mount namespace of a process that has it; nobody asked for that."""
+def _reap(opened: Descriptors, talk: Conversation, start: plan.StartReap) -> None:
+    """Unmount what is dead of a filesystem, in the mount namespace where it is; nobody asked for that."""
     with talk.bounded("join"):
+        pidfd = connections.process_in(opened.proc, start.mount_namespace)
         namespaces.join_user_namespace(pidfd)
-        namespaces.join_mount_namespace(pidfd, opened.proc)
+        if namespaces.join_mount_namespace(pidfd, opened.proc) != start.mount_namespace:
+            raise ProcessLookupError(errno.ESRCH, "the process has gone to another mount namespace")
         syscalls.capset(syscalls.CAP_SYS_ADMIN, syscalls.CAP_SETUID, syscalls.CAP_SETGID, syscalls.CAP_DAC_READ_SEARCH)
     with talk.bounded("unmount"):
-        reaped = mounts.unmount_dead(device, opened.locks, talk.seconds)
+        reaped = mounts.unmount_dead(start.device, opened.locks, talk.seconds)
     talk.say(plan.Reaped(reaped))
+
+
+def _survey(opened: Descriptors, talk: Conversation, start: plan.StartSurvey) -> None:
+    """Tell how connections are."""
+    with talk.bounded("survey"):
+        surveyed = connections.survey(opened.fusectl, opened.proc, start.connections, start.search)
+    talk.say(plan.Surveyed(surveyed))
+
+
+def _abort(opened: Descriptors, talk: Conversation, start: plan.StartAbort) -> None:
+    """Abort a connection, if need be once it hangs, and until then wait, which nothing bounds but the front."""
+    try:
+        with connections.Connection(opened.fusectl, start.device, start.connection) as connection:
+            if start.unmoved and not connections.hangs(connection, start.unmoved, talk.is_over):
+                raise HungUp
+            with talk.bounded("abort"):
+                connection.abort()
+    except OSError as error:
+        raise StepError(error.errno or errno.EIO, "abort") from None
+    talk.say(plan.Aborted())
 
 
 def _rights(descriptor: int) -> tuple[int, int, bytes]:

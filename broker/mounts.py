@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from broker import syscalls
-from broker.children import in_child
+from broker.children import User, in_child
 
 #: To look at an entry: asks nothing of what is mounted there.
 LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -176,18 +176,16 @@ def _unmount_if_dead(looked: Looked, parent: int, place: bytes, locks: int, seco
 
 
 def is_dead(entry: int, fuse: Fuse) -> bool:
-    """Whether nobody serves the FUSE filesystem on which `entry` is. Asks it, so this may block.
+    """Whether nobody serves the FUSE filesystem on which `entry` is. Asks it; raises TimeoutError if it hangs.
 
     It answers nobody but its user, if not told otherwise; so the question is put by a child that is this user.
     """
 
-    def ask() -> None:
-        os.setresgid(fuse.gid, fuse.gid, fuse.gid)
-        os.setresuid(fuse.uid, fuse.uid, fuse.uid)
-        os.statvfs(entry)
-
+    capabilities = [syscalls.CAP_SETUID, syscalls.CAP_SETGID]
     try:
-        in_child(ask, keep=[entry], capabilities=[syscalls.CAP_SETUID, syscalls.CAP_SETGID])
+        in_child(lambda: os.statvfs(entry), keep=[entry], capabilities=capabilities, user=User(fuse.uid, fuse.gid))
+    except TimeoutError:
+        raise
     except OSError as error:
         return error.errno == errno.ENOTCONN
     return False

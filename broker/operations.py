@@ -47,9 +47,7 @@ class Mounter:
         self.pid = 0
         self.restarts = 0
 
-    def begin(
-        self, start: plan.StartMount | plan.StartUnmount | plan.StartReap | plan.StartDismissal, descriptors: list[int]
-    ) -> "Operation":
+    def begin(self, start: plan.Start, descriptors: list[int]) -> "Operation":
         """Have a child begin with `start`, and the descriptors that it takes besides. Raises MounterFailed."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -74,8 +72,12 @@ class Operation:
         self.alive = True
         #: Whether it has said its last word.
         self.finished = False
-        #: The child's own alarm is what ends a step; this is only for a child that can't even be killed.
-        self._patience = seconds + 1
+        #: Whether a step took so long that the child can't have been killed by its alarm: it blocks.
+        self.stuck = False
+        #: Whom it asks, if that is a FUSE filesystem.
+        self.entering: plan.Entering | None = None
+        #: Seconds. The child's own alarm is what ends a step; this is only for a child that can't even be killed.
+        self.patience: float = seconds + 1
 
     def __enter__(self) -> "Operation":
         return self
@@ -96,15 +98,25 @@ class Operation:
         Raises OperationFailed or OperationRefused when it says that it failed, OperationEnded when it says nothing.
         """
         try:
-            async with asyncio.timeout(self._patience if seconds is None else seconds + 1):
-                data = await self._channel.receive()
-        except (HungUp, TimeoutError, wire.ProtocolError):
-            self.alive = False
+            async with asyncio.timeout(self.patience if seconds is None else seconds + 1):
+                return await self.hear_at_last()
+        except TimeoutError:
+            self.give_up()
             raise OperationEnded from None
-        try:
-            record = plan.load(data)
-        except wire.ProtocolError:
-            raise OperationEnded from None
+
+    async def hear_at_last(self) -> plan.Record:
+        """As `hear`, however long it takes."""
+        while True:
+            try:
+                record = plan.load(await self._channel.receive())
+            except HungUp:
+                self.alive = False
+                raise OperationEnded from None
+            except wire.ProtocolError:
+                raise OperationEnded from None
+            if not isinstance(record, plan.Entering):
+                break
+            self.entering = record
         self.finished = isinstance(record, plan.LAST_WORDS)
         if isinstance(record, plan.Failed):
             raise OperationFailed(record.errno, record.step.decode("utf-8", "replace"))
@@ -135,3 +147,23 @@ class Operation:
         except (OperationEnded, OperationFailed, OperationRefused):
             return False
         return True
+
+    def give_up(self) -> None:
+        """Wait no longer for the child's next word: something holds it that its alarm does not end."""
+        self.alive = False
+        self.stuck = True
+
+    def remains(self) -> "Operation":
+        """Return a second handle of the conversation, for who waits for the child's end after this one was left."""
+        other = Operation(self._channel.socket.dup(), 0)
+        other.alive, other.finished, other.entering = self.alive, self.finished, self.entering
+        return other
+
+    async def ended(self) -> None:
+        """Hang up, and return when the child has ended. Until then it may hold what is the caller's."""
+        with suppress(OSError):
+            self._channel.socket.shutdown(socket.SHUT_WR)
+        with suppress(HungUp):
+            while True:
+                with suppress(wire.ProtocolError):
+                    await self._channel.receive()

@@ -8,7 +8,10 @@ for it. The whole list of what may be said, in order:
     sync_init  as above, and before Mounted:  child: HandedOver   front: Proceed
     unmount    child: UnmountFacts   front: UnmountPlan   child: Unmounted
     reap       child: Reaped
+    survey     child: Surveyed
+    abort      child: Aborted
     any        front: LetGo, instead of a plan   child: HasLetGo
+               child: Entering, before it asks a FUSE filesystem
 
 A plan contains the facts on which it was decided, and the child carries it out only if they are what it finds. So the
 front may guess: most callers mount on a directory of their own, on the filesystem that the last one had, and that
@@ -51,19 +54,58 @@ class StartUnmount(NamedTuple):
 
 
 class StartReap(NamedTuple):
-    """To the mounter, with two descriptors: conversation, pidfd of a process in the mount namespace to look in.
+    """To the mounter, with one descriptor: conversation.
 
-    Unmount the filesystem of `device` there, if it is dead; answered by `Reaped`.
+    Unmount the filesystem of `device` in the mount namespace of that inode, if it is dead; answered by `Reaped`.
     """
 
     seconds: int
     device: int
+    mount_namespace: int
 
 
 class Reaped(NamedTuple):
     """How many mounts were dead, and are gone."""
 
     mounts: int
+
+
+class StartSurvey(NamedTuple):
+    """To the mounter, with one descriptor: conversation. Tell how these FUSE connections are.
+
+    `connections` has a line for each, "DEVICE INODE PID DESCRIPTOR": the inode of its directory in fusectl, and the
+    process and its descriptor that served it when somebody looked last, or 0 0. With `search` all processes are looked
+    through for those that are not served so any more, which takes long.
+    """
+
+    seconds: int
+    search: bool
+    connections: bytes
+
+
+class Surveyed(NamedTuple):
+    """A line "DEVICE WAITING PID DESCRIPTOR" for each connection that there is: how many requests wait in it, and which
+    process serves it with which descriptor, 0 0 if none was found.
+    """
+
+    connections: bytes
+
+
+class StartAbort(NamedTuple):
+    """To the mounter, with one descriptor: conversation.
+
+    Abort the FUSE connection of `device` whose directory in fusectl has the inode `connection`, once the number of its
+    waiting requests has not moved for `unmoved` seconds; answered by `Aborted`. The front hangs up to call it off.
+    """
+
+    seconds: int
+    device: int
+    connection: int
+    unmoved: int
+
+
+class Aborted(NamedTuple):
+    """The connection is aborted: who waited for an answer has an error."""
 
 
 class StartDismissal(NamedTuple):
@@ -73,6 +115,16 @@ class StartDismissal(NamedTuple):
     """
 
     seconds: int
+
+
+class Entering(NamedTuple):
+    """What follows asks the FUSE filesystem of `device`, and blocks if that hangs. The caller is `uid` in its own user
+    namespace, and in this mount namespace.
+    """
+
+    device: int
+    uid: int
+    mount_namespace: int
 
 
 class BadDescriptors(NamedTuple):
@@ -211,12 +263,13 @@ class Failed(NamedTuple):
     step: bytes
 
 
+Start = StartMount | StartUnmount | StartReap | StartSurvey | StartAbort | StartDismissal
 Record = (
-    StartMount
-    | StartUnmount
-    | StartReap
+    Start
+    | Entering
     | Reaped
-    | StartDismissal
+    | Surveyed
+    | Aborted
     | BadDescriptors
     | MountFacts
     | Ask
@@ -235,7 +288,7 @@ Record = (
     | Failed
 )
 #: After these a child has nothing more to say, and only waits for the end.
-LAST_WORDS = (Kept, RolledBack, Unmounted, Reaped, HasLetGo, BadDescriptors, Failed)
+LAST_WORDS = (Kept, RolledBack, Unmounted, Reaped, Surveyed, Aborted, HasLetGo, BadDescriptors, Failed)
 _vocabulary: Vocabulary[Record] = Vocabulary(Record.__args__)
 dump = _vocabulary.dump
 load = _vocabulary.load

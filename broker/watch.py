@@ -1,100 +1,145 @@
-"""Dead mounts: those whose FUSE program is gone, and that nobody unmounted.
+"""Dead and hung mounts: their FUSE program is gone, and nobody unmounted them; or it does not answer.
 
-Root of a container is the usual case: libfuse tries umount(2) itself, is refused, and leaves it at that. Such a mount
-answers ENOTCONN to everybody until it is unmounted.
+Root of a container is the usual case of the first: libfuse tries umount(2) itself, is refused, and leaves it at that.
+Such a mount answers ENOTCONN to everybody until it is unmounted.
 
 A program that lives is not asked anything: as long as some process has the /dev/fuse descriptor of a connection, that
-is alive, and Linux tells in fdinfo which connection a descriptor serves (fs/fuse/dev.c, fuse_dev_show_fdinfo). A mount
-without such a process is given to the mounter, which asks the filesystem itself, and unmounts it if it is dead.
+is alive, and Linux tells in fdinfo which connection a descriptor serves. Only who has the privilege may look there, so
+a child of the mounter does (`connections`); all processes are looked through only if a connection is not served any
+more by whom it was. A mount without such a process is given to another child, which asks the filesystem itself, and
+unmounts it if it is dead. What the surveys say is kept in `health`.
 """
 
 import asyncio
-import os
 import time
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Collection
+from errno import ETIMEDOUT
+from itertools import islice
 
-from broker import log
+from broker import log, rescue
 from broker.front import Front
 from broker.operations import MounterFailed, OperationEnded, OperationFailed, OperationRefused
-from broker.plan import Reaped, StartReap
+from broker.plan import Reaped, StartReap, StartSurvey, Surveyed
 from broker.registry import Device, Mount
 
 #: The most seconds after which a mount is tried again that nobody seemed to serve and that was not dead. The first
 #: time it is one, then twice as many each time: mostly its program is just ending.
 AGAIN = 30.0
-#: How often a filesystem is asked that gives no answer in time. A program that reads the question and says nothing
-#: holds who asked it, beyond any signal, for as long as it lives; so it is left alone then.
+#: How often a filesystem is asked that gives no answer in time; then it is left alone.
 MOST_UNANSWERED = 3
-_FUSE_DEVICE = "/dev/fuse"
-_CONNECTION = b"fuse_connection:\t"
+#: How many connections one survey tells of: a line of each has to fit into a record.
+MOST_SURVEYED = 1000
 
 
 class Watch:
-    """Looks for dead mounts, for as long as `run` runs."""
+    """Looks at the mounts, for as long as `run` runs."""
 
     def __init__(self, front: Front) -> None:
         self._front = front
-        #: Where the descriptor of a connection was seen last, as a path below /proc.
-        self._seen: dict[Device, Path] = {}
+        #: Which process served a connection when somebody looked last, and with which descriptor.
+        self._served: dict[Device, tuple[int, int]] = {}
         self._not_before: dict[Device, float] = {}
         self._tries: Counter[Device] = Counter()
         self._unanswered: Counter[Device] = Counter()
 
     async def run(self) -> None:
         while True:
-            seconds = self._front.configuration.dead_mounts_seconds
-            await asyncio.sleep(seconds or 1)
-            if seconds:
+            pause = self._pause()
+            await asyncio.sleep(pause or 1)
+            if pause:
                 try:
-                    await self._look()
+                    await self.look()
                 except Exception as error:
                     self._front.log(log.ERROR, f"internal error: {error!r}")
 
-    async def _look(self) -> None:
+    def _pause(self) -> int:
+        """Return the seconds between two looks; 0 if nobody wants any."""
+        configuration = self._front.configuration
+        hung = max(1, configuration.hung_seconds // 4) if configuration.hung_seconds else 0
+        return min(filter(None, (configuration.dead_mounts_seconds, hung)), default=0)
+
+    async def look(self) -> None:
+        """Look at all mounts once, and unmount those that are dead. Raises nothing that the mounter is the cause of."""
         self._front.registry.reconcile()
-        mounts = {mount.device: mount for mount in self._front.registry if mount.pid}
-        for gone in (self._seen.keys() | self._not_before.keys()) - mounts.keys():
-            self._seen.pop(gone, None)
-            self._not_before.pop(gone, None)
-            del self._tries[gone]
-            del self._unanswered[gone]
-        unserved = {device for device in mounts if served_by(self._seen.get(device)) != device}
+        mounts = {mount.device: mount for mount in self._front.registry}
+        self._forget_all_but(mounts)
+        waiting = await self._survey(mounts.values(), search=False)
+        unserved = {device for device in waiting if mounts[device].pid and device not in self._served}
+        unserved |= {device for device, mount in mounts.items() if self._front.health.is_aborted(mount.connection)}
         due = {device for device in unserved if self._not_before.get(device, 0.0) <= time.monotonic()}
-        if not due:
-            return
-        self._seen |= await asyncio.to_thread(lambda: dict(descriptors()))
+        if due:
+            await self._survey([mounts[device] for device in due], search=True)
+        for device, count in waiting.items():
+            served = device in self._served or not mounts[device].pid
+            self._front.health.note(mounts[device].connection, count, served, time.monotonic())
         for device in due:
-            if served_by(self._seen.get(device)) != device and self._unanswered[device] < MOST_UNANSWERED:
+            if not self._front.health.is_served(mounts[device].connection) and self._may_reap(device):
                 self._not_before[device] = time.monotonic() + min(AGAIN, 2.0 ** self._tries[device])
                 self._tries[device] += 1
                 await self._reap(mounts[device])
 
+    def _may_reap(self, device: Device) -> bool:
+        return self._front.configuration.dead_mounts_seconds > 0 and self._unanswered[device] < MOST_UNANSWERED
+
+    def _forget_all_but(self, mounts: dict[Device, Mount]) -> None:
+        self._front.health.forget_all_but({mount.connection for mount in mounts.values()})
+        for gone in (self._served.keys() | self._not_before.keys()) - mounts.keys():
+            self._served.pop(gone, None)
+            self._not_before.pop(gone, None)
+            del self._tries[gone]
+            del self._unanswered[gone]
+
+    async def _survey(self, mounts: Collection[Mount], search: bool) -> dict[Device, int]:
+        """Return how many requests wait in the connections of these mounts, and take down who serves them.
+
+        What the mounter doesn't tell is missing.
+        """
+        remaining = iter(mounts)
+        waiting: dict[Device, int] = {}
+        while batch := list(islice(remaining, MOST_SURVEYED)):
+            lines = [(each.device, each.connection, *self._served.get(each.device, (0, 0))) for each in batch]
+            told = await self._ask(b"".join(b"%d %d %d %d\n" % line for line in lines), search)
+            for line in told.splitlines():
+                number, count, pid, descriptor = map(int, line.split())
+                device = Device(number)
+                waiting[device] = count
+                if pid:
+                    self._served[device] = pid, descriptor
+                else:
+                    self._served.pop(device, None)
+        return waiting
+
+    async def _ask(self, connections: bytes, search: bool) -> bytes:
+        """Return what a child of the mounter says of the connections; nothing if it fails."""
+        start = StartSurvey(self._front.configuration.deadlines.operation, search, connections)
+        try:
+            with self._front.mounter.begin(start, []) as operation:
+                return (await operation.expect(Surveyed)).connections
+        except (MounterFailed, OperationFailed, OperationRefused, OperationEnded):
+            return b""
+
     async def _reap(self, mount: Mount) -> None:
         """Have the mounter unmount it, if it is dead.
 
-        A process through which the mounter would look, and which ends just then, is no answer; the next look finds
-        another.
+        If the child can't look, because a process through which it would have ended just then, that is no answer.
         """
-        pid = await asyncio.to_thread(process_in, mount.namespace)
-        if pid is None:
-            return
-        start = StartReap(self._front.configuration.deadlines.operation, mount.device)
+        start = StartReap(self._front.configuration.deadlines.operation, mount.device, mount.namespace)
         try:
-            pidfd = os.pidfd_open(pid)
-        except OSError:
+            with self._front.mounter.begin(start, []) as operation:
+                try:
+                    reaped = await operation.expect(Reaped)
+                finally:
+                    if operation.stuck:
+                        rescue.leave(self._front, operation, mount)
+        except (MounterFailed, OperationRefused):
             return
-        try:
-            with self._front.mounter.begin(start, [pidfd]) as operation:
-                reaped = await operation.expect(Reaped)
-        except (MounterFailed, OperationFailed, OperationRefused):
+        except OperationFailed as error:
+            self._unanswered[mount.device] += error.errno == ETIMEDOUT
             return
-        except OperationEnded:  # killed by its alarm: the filesystem hangs
+        except OperationEnded:  # killed by its alarm, or not even that: the filesystem hangs
             self._unanswered[mount.device] += 1
             return
-        finally:
-            os.close(pidfd)
         if reaped.mounts:
             self._front.registry.find(mount.device)
             self._front.requests["reap unmounted"] += 1
@@ -106,48 +151,3 @@ class Watch:
                 caller_container=mount.container,
                 device=mount.device,
             )
-
-
-def served_by(descriptor: Path | None) -> Device | None:
-    """Return the connection that a descriptor below /proc serves."""
-    if descriptor is None:
-        return None
-    try:
-        data = (descriptor.parents[1] / "fdinfo" / descriptor.name).read_bytes()
-    except OSError:
-        return None
-    _, found, rest = data.partition(_CONNECTION)
-    return Device(int(rest.partition(b"\n")[0])) if found else None
-
-
-def descriptors() -> Iterator[tuple[Device, Path]]:
-    """Yield the connection of each /dev/fuse descriptor on the machine, and where it is below /proc."""
-    for process in _processes():
-        try:
-            entries = list(os.scandir(process / "fd"))
-        except OSError:
-            continue  # it has ended
-        for entry in entries:
-            try:
-                if os.readlink(entry.path) != _FUSE_DEVICE:
-                    continue
-            except OSError:
-                continue
-            device = served_by(Path(entry.path))
-            if device is not None:
-                yield device, Path(entry.path)
-
-
-def process_in(namespace: int) -> int | None:
-    """Return a process in that mount namespace."""
-    for process in _processes():
-        try:
-            if (process / "ns/mnt").stat().st_ino == namespace:
-                return int(process.name)
-        except OSError:
-            pass
-    return None
-
-
-def _processes() -> Iterator[Path]:
-    return (path for path in Path("/proc").iterdir() if path.name.isdecimal())

@@ -1,7 +1,7 @@
 """FUSE programs of our own, compiled from tests/programs into the cache.
 
-There is one source, whoamifs.c, and a variant for each libfuse and way of linking. Compiler, flags and
-libraries are part of a variant's recipe: after an upgrade of libfuse it is compiled anew.
+The sources are whoamifs.c, and stopfs.c for what hangs. There is a variant for each libfuse and way of linking.
+Compiler, flags and libraries are part of a variant's recipe: after an upgrade of libfuse it is compiled anew.
 """
 
 from __future__ import annotations
@@ -36,15 +36,24 @@ class Variant(enum.Enum):
 
 def whoamifs(variant: Variant = Variant.FUSE3_STATIC, cache: Cache | None = None) -> Path:
     """The executable of this variant; see tests/programs/whoamifs.c for what it does."""
-    source = SOURCES / "whoamifs.c"
+    return _executable("whoamifs", variant, cache)
+
+
+def stopfs(cache: Cache | None = None) -> Path:
+    """A static executable that stops answering; see tests/programs/stopfs.c."""
+    return _executable("stopfs", Variant.FUSE3_STATIC, cache)
+
+
+def _executable(program: str, variant: Variant, cache: Cache | None) -> Path:
+    source = SOURCES / f"{program}.c"
     argv = [*compiler(variant), str(source), *libraries(variant)]
     recipe = recipe_hash(source.read_bytes(), *argv, versions(variant))
 
     def build(directory: Path) -> None:
-        run([*argv, "-o", directory / "whoamifs"])
+        run([*argv, "-o", directory / program])
 
-    name = f"whoamifs-{variant.name.lower().replace('_', '-')}"
-    return (cache or Cache()).entry(name, recipe, build) / "whoamifs"
+    name = f"{program}-{variant.name.lower().replace('_', '-')}"
+    return (cache or Cache()).entry(name, recipe, build) / program
 
 
 def compiler(variant: Variant) -> list[str]:

@@ -96,6 +96,8 @@ MOUNT = {
     "container": "libpod-" + "f" * 64 + ".scope",
     "mount_namespace": 4026531840,
     "mounted_at": 1700000000.0,
+    "state": "hung",
+    "waiting": 3,
 }
 
 
@@ -161,6 +163,7 @@ def test_mounts_are_a_table_of_one_line_each(fake_control: FakeControlSocket) ->
     headings, first, second = result.output.splitlines()
     assert headings.split() == [
         "REQUEST",
+        "STATE",
         "MOUNTPOINT",
         "TYPE",
         "SOURCE",
@@ -170,7 +173,7 @@ def test_mounts_are_a_table_of_one_line_each(fake_control: FakeControlSocket) ->
         "CONTAINER",
         "SINCE",
     ]
-    for each in ("1a2b3c4d", "/mnt/a b", "fuse.sshfs", "host:", "1000", "77", "2023-11-1"):
+    for each in ("1a2b3c4d", "hung", "/mnt/a b", "fuse.sshfs", "host:", "1000", "77", "2023-11-1"):
         assert each in first
     assert "/" + "long/" * 100 in second
 
@@ -178,6 +181,19 @@ def test_mounts_are_a_table_of_one_line_each(fake_control: FakeControlSocket) ->
 def test_no_mounts_are_a_table_without_lines(fake_control: FakeControlSocket) -> None:
     fake_control.answer([])
     assert len(run("mounts", "--config", fake_control.config).output.splitlines()) == 1
+
+
+def test_a_mount_that_is_aborted_is_named(fake_control: FakeControlSocket) -> None:
+    fake_control.answer(MOUNT)
+    result = run("abort", "--config", fake_control.config, "1a2b")
+    assert (result.exit_code, result.output) == (0, "aborted 1a2b3c4d: /mnt/a b, fuse.sshfs\n")
+    assert fake_control.questions == [b"abort 1a2b\n"]
+
+
+def test_what_cannot_be_aborted_is_told_in_one_line(fake_control: FakeControlSocket) -> None:
+    fake_control.answer({"error": "no live mount has the id '1a2b'"})
+    result = run("abort", "--config", fake_control.config, "1a2b")
+    assert (result.exit_code, result.output) == (1, "Error: no live mount has the id '1a2b'\n")
 
 
 def test_mounts_as_json_are_what_the_broker_answered(fake_control: FakeControlSocket) -> None:

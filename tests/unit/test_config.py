@@ -56,11 +56,13 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         mount_max = -1
         mountpoint_filesystems = ["ext", "tmpfs", 0x9fa0]
         max_requests = 3
+        hung_seconds = 7
         control_socket = "/c"
         state_directory = "/s"
         [deadlines]
         request = 1
         operation = 2
+        unmount = 4
         commit = 3
         [[socket]]
         path = "/a"
@@ -77,9 +79,10 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         mount_max=-1,
         mountpoint_filesystems=(0xEF53, 0x01021994, 0x9FA0),
         max_requests=3,
+        hung_seconds=7,
         control_socket=Path("/c"),
         state_directory=Path("/s"),
-        deadlines=Deadlines(1, 2, 3),
+        deadlines=Deadlines(request=1, operation=2, unmount=4, commit=3),
         socket=(Socket(Path("/a"), 0o660), Socket(Path("/b"), 0o600, "root", "daemon")),
         source=bytes(tmp_path / "broker.toml"),
     )
