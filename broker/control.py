@@ -78,7 +78,7 @@ async def _abort(front: Front, wanted: str) -> dict[str, Any]:
         return {"error": f"'{wanted}' is ambiguous: {', '.join(mount.request for mount in found)}"}
     described = _described(front, found[0])
     try:
-        await rescue.abort(front, found[0], 0, "an administrator said so")
+        await rescue.abort(front, found[0], "an administrator said so")
     except OperationFailed as error:
         reason = "it is already gone" if error.errno == ENOENT else os.strerror(error.errno)
         return {"error": f"'{found[0].request}' can't be aborted: {reason}"}

@@ -10,7 +10,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
 from broker import syscalls
@@ -120,18 +120,24 @@ def unmount(directory: int, name: bytes, looked: Looked, lazy: bool, locks: int,
     Only a lazy unmount can be asked of a descriptor; for any other the descriptor would be what keeps it busy. So
     there a name is left to be looked up again, which somebody who may rename entries of the directory in a mount
     namespace where they are no mountpoints could exchange in the moment after it was checked.
+
+    A filesystem ends when its last mount is closed, which may block for ever. So that is left to be closed (of any
+    other unmount than a lazy one, a copy of the mount) when the lock has been given back.
     """
-    with alone(locks, [look(directory).mount_id, looked.mount_id], seconds):
+    with ExitStack() as held, alone(locks, [look(directory).mount_id, looked.mount_id], seconds):
         if _is_covered(looked.mount_id):
             raise OSError(errno.EBUSY, "another mount lies on it")
         entry = os.open(name, LOOK, dir_fd=directory)
+        held.callback(os.close, entry)
         if look(entry) != looked:
             raise OSError(errno.EBUSY, "another mount has come")
         if lazy:
             syscalls.umount2(b"self/fd/%d" % entry, syscalls.MNT_DETACH)
-            os.close(entry)
             return
-        os.close(entry)
+        flags = syscalls.OPEN_TREE_CLONE | syscalls.OPEN_TREE_CLOEXEC | syscalls.AT_EMPTY_PATH
+        copy = syscalls.open_tree(entry, b"", flags)
+        held.close()
+        held.callback(os.close, copy)
         here = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         os.fchdir(directory)
         try:

@@ -138,9 +138,14 @@ class Operation:
             with suppress(OperationEnded, OperationFailed, OperationRefused):
                 await self.hear()
 
+    def hang_up(self) -> None:
+        """Say nothing more; the child may still."""
+        with suppress(OSError):
+            self._channel.socket.shutdown(socket.SHUT_WR)
+
     async def undo(self) -> bool:
         """Hang up on purpose, and wait until the child has unmounted again; whether it has."""
-        self._channel.socket.shutdown(socket.SHUT_WR)
+        self.hang_up()
         self.alive = False  # that is the end for which the child waits: it is not the last to go
         try:
             await self.expect(plan.RolledBack)
@@ -161,8 +166,7 @@ class Operation:
 
     async def ended(self) -> None:
         """Hang up, and return when the child has ended. Until then it may hold what is the caller's."""
-        with suppress(OSError):
-            self._channel.socket.shutdown(socket.SHUT_WR)
+        self.hang_up()
         with suppress(HungUp):
             while True:
                 with suppress(wire.ProtocolError):

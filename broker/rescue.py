@@ -22,18 +22,23 @@ from broker.registry import Device, Mount
 
 #: Seconds after which an unmount seems to block; any other is over long before.
 GRACE = 0.2
+#: The most seconds that are waited to hear whether something was aborted, when that is not needed any more.
+LAST_WORD = 1.0
 
 
-async def abort(front: Front, mount: Mount, unmoved: int, reason: str) -> None:
-    """Abort the connection of `mount` once nothing has moved in it for so many seconds, 0: at once.
+async def abort(front: Front, mount: Mount, reason: str) -> None:
+    """Abort the connection of `mount`. Raises OperationFailed (ENOENT: it is gone), OperationEnded, MounterFailed."""
+    with _begin(front, mount, 0) as operation:
+        await operation.expect(Aborted)
+    _note_aborted(front, mount, reason)
 
-    Raises OperationFailed (ENOENT: it is gone), OperationEnded, MounterFailed.
-    """
-    start = StartAbort(front.configuration.deadlines.operation, mount.device, mount.connection, unmoved)
-    with front.mounter.begin(start, []) as operation:
-        said = await (operation.hear_at_last() if unmoved else operation.hear())
-    if not isinstance(said, Aborted):
-        raise OperationEnded
+
+def _begin(front: Front, mount: Mount, unmoved: int) -> Operation:
+    seconds = front.configuration.deadlines.operation
+    return front.mounter.begin(StartAbort(seconds, mount.device, mount.connection, unmoved), [])
+
+
+def _note_aborted(front: Front, mount: Mount, reason: str) -> None:
     front.health.note_aborted(mount.connection)
     front.requests["abort aborted"] += 1
     front.log(
@@ -49,18 +54,41 @@ async def abort(front: Front, mount: Mount, unmoved: int, reason: str) -> None:
 @asynccontextmanager
 async def aborted_if_hung(front: Front, mount: Mount, grace: float = GRACE) -> AsyncIterator[asyncio.Task[None]]:
     """While the block runs, which waits for `mount`, abort its connection if it hangs. Gives the task that does."""
-    guard = asyncio.create_task(_abort_if_hung(front, mount, grace))
+    over = asyncio.Event()
+    guard = asyncio.create_task(_abort_if_hung(front, mount, grace, over))
     try:
         yield guard
     finally:
+        over.set()
+        await asyncio.wait([guard], timeout=LAST_WORD)
         guard.cancel()
-        await asyncio.wait([guard])
 
 
-async def _abort_if_hung(front: Front, mount: Mount, grace: float) -> None:
-    await asyncio.sleep(grace)
-    with suppress(MounterFailed, OperationFailed, OperationRefused, OperationEnded):
-        await abort(front, mount, front.configuration.deadlines.unmount, "its program hangs, and somebody waits for it")
+async def _abort_if_hung(front: Front, mount: Mount, grace: float, over: asyncio.Event) -> None:
+    """Abort it after `grace` seconds, if it hangs then, and if that comes before `over`."""
+    try:
+        await asyncio.wait_for(over.wait(), grace)
+    except TimeoutError:
+        with suppress(MounterFailed, OperationFailed, OperationRefused, OperationEnded):
+            with _begin(front, mount, front.configuration.deadlines.unmount) as operation:
+                await _hear_before(over, operation)
+            _note_aborted(front, mount, "its program hangs, and somebody waits for it")
+
+
+async def _hear_before(over: asyncio.Event, operation: Operation) -> None:
+    """Return when the connection is aborted. Raises OperationFailed, and OperationEnded if it was `over` before."""
+    said = asyncio.create_task(operation.hear_at_last())
+    calling_off = asyncio.create_task(over.wait())
+    try:
+        await asyncio.wait([said, calling_off], return_when=asyncio.FIRST_COMPLETED)
+        operation.hang_up()
+        await asyncio.wait([said])  # what has been aborted by now is told all the same
+        if not isinstance(said.result(), Aborted):
+            raise OperationEnded
+    finally:
+        said.cancel()
+        calling_off.cancel()
+        await asyncio.wait([said, calling_off])
 
 
 async def unmounted(front: Front, operation: Operation, mount: Mount) -> None:
