@@ -6,7 +6,7 @@
  *   silent_at   OP is received and never answered; everything else is
  *   delay_at    each OP is answered, one after the other, after so many milliseconds
  *   later       none of this before SIGUSR1
- *   writeback   the kernel keeps what is written until it writes it back (FUSE_WRITEBACK_CACHE)
+ *   writeback   the kernel keeps what is written until it writes it back (FUSE_WRITEBACK_CACHE), page by page
  *
  * OP is init, destroy, lookup, getattr, setattr, read, write, flush or release. In the root directory files may be created,
  * renamed and removed; what is written to them counts but is not kept: they read as zeros. At its end the program prints
@@ -103,8 +103,10 @@ static struct fuse_entry_param entry_of(int file)
 static void op_init(void *userdata, struct fuse_conn_info *connection)
 {
 	(void)userdata;
-	if (options.writeback)
+	if (options.writeback) {
 		connection->want |= FUSE_CAP_WRITEBACK_CACHE;
+		connection->max_write = 4096;
+	}
 	while (!answers("init"))
 		pause();
 }
