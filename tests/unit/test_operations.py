@@ -277,3 +277,45 @@ def test_a_child_that_has_said_its_last_word_is_not_dismissed(
     child.setblocking(False)
     with pytest.raises(BlockingIOError):
         child.recv(1)
+
+
+def test_what_the_child_enters_is_kept_in_mind_and_no_answer(talk: tuple[Operation, socket.socket]) -> None:
+    operation, child = talk
+    for device in (7, 8):
+        child.send(plan.dump(plan.Entering(device=device, uid=1000, mount_namespace=34)))
+    child.send(plan.dump(MOUNTED))
+    assert asyncio.run(operation.expect(Mounted)) == MOUNTED
+    assert operation.entering == plan.Entering(device=8, uid=1000, mount_namespace=34)
+
+
+def test_a_child_that_says_nothing_is_stuck_and_one_that_ended_is_not(talk: tuple[Operation, socket.socket]) -> None:
+    operation, child = talk
+    with pytest.raises(OperationEnded):
+        asyncio.run(operation.hear())
+    assert operation.stuck
+    child.close()
+    other, gone = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    gone.close()
+    with Operation(other, 0) as ended:
+        with pytest.raises(OperationEnded):
+            asyncio.run(ended.hear())
+        assert not ended.stuck
+
+
+def test_what_remains_of_an_operation_tells_when_its_child_has_ended(talk: tuple[Operation, socket.socket]) -> None:
+    operation, child = talk
+
+    async def wait_for_end() -> None:
+        with operation.remains() as remains:
+            operation.__exit__(None, None, None)
+            waiting = asyncio.create_task(remains.ended())
+            await asyncio.sleep(0.02)
+            assert child.recv(1) == b"", "it was hung up on"
+            for record in (plan.dump(Failed(5, b"x")), b"garbage", b"x" * 70000):
+                child.send(record)
+            await asyncio.sleep(0.02)
+            assert not waiting.done(), "whatever it says, it is there"
+            child.close()
+            await asyncio.wait_for(waiting, 10)
+
+    asyncio.run(wait_for_end())
