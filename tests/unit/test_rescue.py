@@ -6,7 +6,7 @@ import asyncio
 import errno
 import os
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -33,7 +33,8 @@ from broker.watch import Watch
 from tests.unit.fakes import FakeFusectl
 
 NAMESPACE = 7
-Answer = Callable[[plan.Record, socket.socket], Awaitable[None]]
+Child = Coroutine[Any, Any, None]
+Answer = Callable[[plan.Record, socket.socket], Child]
 
 
 class FakeMounter:
@@ -81,7 +82,8 @@ class Scene:
         configuration = Configuration(deadlines=Deadlines(operation=1), hung_seconds=1)
         self.front = Front(configuration, cast(Mounter, self.mounter), self.registry, self._log, 0)
 
-    def _log(self, _: int, message: str, **fields: Any) -> None:
+    def _log(self, priority: int, message: str, **fields: Any) -> None:
+        assert priority
         self.logged.append(f"{message} ({fields['request_id']})")
 
     def mount(self, device: int = 5, request: str = "1a2b3c4d", uid: int = 1000, pid: int = 77) -> Mount:
@@ -122,7 +124,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 # Who unmounts
 
 
-def unmount(scene: Scene, mount: Mount, child: Callable[[socket.socket], Awaitable[None]]) -> None:
+def unmount(scene: Scene, mount: Mount, child: Callable[[socket.socket], Child]) -> None:
     """Wait for an unmount whose child is played by `child`."""
 
     async def wait() -> None:
