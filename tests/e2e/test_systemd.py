@@ -192,6 +192,23 @@ def test_the_first_call_starts_the_service(machine: Machine) -> None:
     assert machine.listed() == []
 
 
+def test_a_mount_that_hangs_is_called_so_and_can_be_ended(machine: Machine) -> None:
+    """By a service that is not root, and has not every capability."""
+    (machine.container.root() / CONFIGURATION).write_text("hung_seconds = 1\n")
+    machine.mount()
+    (program,) = machine.programs()
+    machine.run("kill", "-STOP", program)
+    try:
+        user = machine.container.start(["stat", f"{MOUNTPOINT}/files/none"], user="user")
+        wait_until(lambda: " hung " in machine.run("fusermount3-broker", "mounts").stdout)
+        (mount,) = json.loads(machine.run("fusermount3-broker", "mounts", "--json").stdout)
+        machine.run("fusermount3-broker", "abort", mount["request"])
+        assert user.communicate(timeout=20)[1]
+        wait_until(lambda: not machine.fuse_mounts())
+    finally:
+        machine.run("kill", "-KILL", program)
+
+
 @pytest.mark.parametrize(
     "caller",
     [
