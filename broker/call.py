@@ -33,8 +33,10 @@ from broker.plan import (
     RolledBack,
     StartMount,
     StartUnmount,
+    Told,
     Unmounted,
     UnmountFacts,
+    filesystem_type,
 )
 from broker.registry import Device, Mount, MountNamespace
 from fusermount3_proxy import wire
@@ -130,9 +132,11 @@ class Call:
 
     async def _mount(self, peer: Peer, request: MountRequest) -> None:
         """Mount in the caller's namespaces, and keep the mount once the descriptor has arrived where it belongs."""
-        start = StartMount(self._front.configuration.deadlines.operation)
+        deadlines = self._front.configuration.deadlines
+        start = StartMount(deadlines.operation, deadlines.commit)
         self._front.mounting += 1
-        self.held.callback(self._front.ends_mounting)
+        counted = self.held.enter_context(ExitStack())
+        counted.callback(self._front.ends_mounting)
         if request.sync_init:
             self._take_long()
         operation = self._begin(peer, start)
@@ -146,18 +150,19 @@ class Call:
             raise Refusal(EIO, b"mount failed: Input/output error")
         self._tell_foreign_pids(said)
         mount = self._record(peer, request, plan, said)
+        self._front.registry.add(mount)  # before it is committed: if this front is killed, the next one knows it
+        counted.close()
         if request.sync_init:
             self._channel.send(wire.encode_reply(Reply(self.id.encode())))
         if await self._committed():
-            self._front.registry.add(mount)
             operation.say(Keep())  # a child that was killed can't undo the mount: it stays all the same
             with suppress(OperationEnded, OperationFailed, OperationRefused):
                 await operation.expect(Kept)
             self.decided(log.INFO, "mounted", device=mount.device, type=mount.type, source=mount.source)
         elif await operation.undo():
+            self._front.registry.find(mount.device)  # which drops it
             self.decided(log.NOTICE, "rolled back: the caller did not take the mount")
-        else:
-            self._front.registry.add(mount)  # so that its owner can unmount it
+        else:  # it stays in the registry, so that its owner can unmount it
             self.decided(log.WARNING, "not rolled back: it is covered, or its guardian was killed", device=mount.device)
 
     def _take_long(self) -> None:
@@ -256,7 +261,7 @@ class Call:
             command=self._command,
             container=self._container,
             mountpoint=request.mountpoint,
-            type="fuse" + (f".{plan.subtype.decode('utf-8', 'backslashreplace')}" if plan.subtype else ""),
+            type=filesystem_type(plan.subtype),
             source=plan.source,
             mounted_at=time.time(),
             request=self.id,
@@ -282,11 +287,12 @@ class Call:
             facts = await operation.expect(UnmountFacts)
             device = Device(facts.device)
             mount = registry.find(device) if facts.mounted else None
-            operation.say(policy.decide_unmount(request, facts, mount))
+            operation.say(policy.decide_unmount(self.id.encode(), request, facts, mount))
             await operation.expect(Unmounted)
         registry.find(device)  # which drops it, if that was its last mount
         self.decided(log.INFO, "unmounted", device=device)
         self._channel.send(wire.encode_reply(Reply(self.id.encode())))
+        operation.say(Told())
 
     # Answers ---------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from broker import config, control, log, orders, sandbox
 from broker.config import Configuration, ConfigurationError
 from broker.front import Front
 from broker.operations import Mounter
+from broker.orphans import expect
 from broker.registry import Registry
 from broker.server import Server
 from broker.watch import Watch
@@ -31,16 +32,19 @@ def main(supervisor: socket.socket) -> None:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     try:
-        front, control_socket, listening = _begin(supervisor)
+        front, inherited = _begin(supervisor)
     except (OSError, sqlite3.Error, ConfigurationError) as error:
         supervisor.send(orders.dump(orders.Failed(str(error).encode())))
         return
-    asyncio.run(_run(front, supervisor, control_socket, listening))
+    asyncio.run(_run(front, supervisor, *inherited))
 
 
-def _begin(supervisor: socket.socket) -> tuple[Front, socket.socket, list[socket.socket]]:
-    """Return the front, and the sockets for administrators and for callers. Raises OSError, sqlite3.Error."""
-    begin, (mounter, fusectl, proc, *listening) = _receive(supervisor)
+def _begin(supervisor: socket.socket) -> tuple[Front, list[socket.socket]]:
+    """Return the front, and the sockets for orphans, for administrators, and for callers.
+
+    Raises OSError, sqlite3.Error.
+    """
+    begin, (mounter, orphans, fusectl, proc, *listening) = _receive(supervisor)
     assert isinstance(begin, orders.Begin)
     state_directory = Path(os.fsdecode(begin.state_directory))
     configuration = _configuration(*_receive(supervisor))
@@ -52,8 +56,7 @@ def _begin(supervisor: socket.socket) -> tuple[Front, socket.socket, list[socket
     if registry.lost:
         write_log(log.ERROR, f"the table of mounts was damaged, a new one is begun: {registry.lost}")
     front = Front(configuration, Mounter(socket.socket(fileno=mounter)), registry, write_log, proc)
-    control_socket, *callers = [socket.socket(fileno=each) for each in listening]
-    return front, control_socket, callers
+    return front, [socket.socket(fileno=each) for each in (orphans, *listening)]
 
 
 def _receive(supervisor: socket.socket) -> tuple[orders.Order, list[int]]:
@@ -73,11 +76,16 @@ def _configuration(order: orders.Order, descriptors: list[int]) -> Configuration
 
 
 async def _run(
-    front: Front, supervisor: socket.socket, control_socket: socket.socket, listening: list[socket.socket]
+    front: Front,
+    supervisor: socket.socket,
+    orphans: socket.socket,
+    control_socket: socket.socket,
+    *listening: socket.socket,
 ) -> None:
     stop = asyncio.Event()
     supervisor.setblocking(False)
     asyncio.get_running_loop().add_reader(supervisor, _obey, supervisor, front, stop)
+    expect(front, orphans)
     async with await control.serve(control_socket, front):
         names = ", ".join(each.getsockname() for each in listening)
         front.log(log.INFO, f"serving on {names}", live_mounts=len(front.registry))

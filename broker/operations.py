@@ -66,7 +66,7 @@ class Mounter:
 
 
 class Operation:
-    """The conversation with one child. Leaving the ``with`` block hangs up, which undoes a mount not kept."""
+    """The conversation with one child. Leaving the ``with`` block hangs up; see `plan` for what the child does then."""
 
     def __init__(self, conversation: socket.socket, seconds: int) -> None:
         self._channel = Channel(conversation)
@@ -127,9 +127,8 @@ class Operation:
                 await self.hear()
 
     async def undo(self) -> bool:
-        """Hang up on purpose, and wait until the child has unmounted again; whether it has."""
-        self._channel.socket.shutdown(socket.SHUT_WR)
-        self.alive = False  # that is the end for which the child waits: it is not the last to go
+        """Have the child unmount again, and wait for that; whether it has."""
+        self.say(plan.Undo())
         try:
             await self.expect(plan.RolledBack)
         except (OperationEnded, OperationFailed, OperationRefused):

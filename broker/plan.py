@@ -5,8 +5,9 @@ for it. The whole list of what may be said, in order:
 
     mount      front: MountPlan or Ask   (child: MountFacts   front: MountPlan)
                child: Mounted   front: Keep   child: Kept
+                            or  front: Undo   child: RolledBack
     sync_init  as above, and before Mounted:  child: HandedOver   front: Proceed
-    unmount    child: UnmountFacts   front: UnmountPlan   child: Unmounted
+    unmount    child: UnmountFacts   front: UnmountPlan   child: Unmounted   front: Told
     reap       child: Reaped
     any        front: LetGo, instead of a plan   child: HasLetGo
 
@@ -14,9 +15,11 @@ A plan contains the facts on which it was decided, and the child carries it out 
 front may guess: most callers mount on a directory of their own, on the filesystem that the last one had, and that
 saves a round trip. Where the guess is wrong, the child tells what it found, and gets a plan that was decided on that.
 
-Before it says `Mounted`, the child has sent the descriptor to the caller. It may say `Failed` at any turn and be
-gone. The front may hang up at any of its turns: what was mounted by then is unmounted again, and the child says
-`RolledBack`, if anybody still listens.
+Before it says `Mounted`, the child has sent the descriptor to the caller. It may say `Failed` at any turn and be gone.
+
+The front may hang up at any turn, and it does if it is killed. Before `Mounted` or `Unmounted` nothing is done then.
+After that, the child takes the front's place: it tells the caller what the front has not told it, keeps the mount if
+the caller commits, and says so (`Orphaned`) to the front that comes next; or it unmounts again.
 
 The child ends when the conversation has, and so is the last who has the caller's connection, and what is left in it.
 
@@ -33,10 +36,12 @@ from broker.records import Vocabulary
 class StartMount(NamedTuple):
     """To the mounter, with three descriptors: conversation, caller's connection, caller's pidfd.
 
-    `seconds` bounds each step that may block. What the caller said, with its descriptor, is still in the connection.
+    `seconds` bounds each step that may block, `commit_seconds` the wait for the caller if there is no front that waits.
+    What the caller said, with its descriptor, is still in the connection.
     """
 
     seconds: int
+    commit_seconds: int
 
 
 class StartUnmount(NamedTuple):
@@ -163,6 +168,10 @@ class Keep(NamedTuple):
     """The descriptor has been delivered; the mount stays."""
 
 
+class Undo(NamedTuple):
+    """The caller has not taken the mount."""
+
+
 class LetGo(NamedTuple):
     """Instead of a plan: there will be none."""
 
@@ -176,7 +185,22 @@ class Kept(NamedTuple):
 
 
 class RolledBack(NamedTuple):
-    """The front hung up, or the caller, and the mount is gone again."""
+    """The mount was not wanted, and is gone again."""
+
+
+class Orphaned(NamedTuple):
+    """To whoever is the front: a mount that was kept although the front which had it made was killed.
+
+    Fields as in `MountPlan` and `Mounted`; `pid` is the caller's.
+    """
+
+    device: int
+    mount_namespace: int
+    uid: int
+    pid: int
+    request: bytes
+    source: bytes
+    subtype: bytes
 
 
 class UnmountFacts(NamedTuple):
@@ -197,11 +221,18 @@ class UnmountFacts(NamedTuple):
 
 
 class UnmountPlan(NamedTuple):
+    """`request` goes into the reply, if the child has to give it."""
+
     lazy: bool
+    request: bytes
 
 
 class Unmounted(NamedTuple):
     pass
+
+
+class Told(NamedTuple):
+    """The caller has been told that it is done."""
 
 
 class Failed(NamedTuple):
@@ -225,15 +256,25 @@ Record = (
     | Proceed
     | Mounted
     | Keep
+    | Undo
     | LetGo
     | HasLetGo
     | Kept
     | RolledBack
+    | Orphaned
     | UnmountFacts
     | UnmountPlan
     | Unmounted
+    | Told
     | Failed
 )
+
+
+def filesystem_type(subtype: bytes) -> str:
+    """Return how mountinfo calls a FUSE filesystem of that subtype."""
+    return "fuse" + (f".{subtype.decode('utf-8', 'backslashreplace')}" if subtype else "")
+
+
 #: After these a child has nothing more to say, and only waits for the end.
 LAST_WORDS = (Kept, RolledBack, Unmounted, Reaped, HasLetGo, BadDescriptors, Failed)
 _vocabulary: Vocabulary[Record] = Vocabulary(Record.__args__)

@@ -114,15 +114,15 @@ def _prepare_state(directory: Path) -> None:
 
 
 class Mounter:
-    """The mounter's process. The conversation with it is kept: a new one takes up what is waiting there."""
+    """The mounter's process. The sockets that lead to it are kept: a new one takes up what waits there."""
 
     def __init__(self) -> None:
         """Start it. Raises StartError."""
-        self._front_end, self._own_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._front_ends, self._own_ends = zip(*(_pair() for _ in ("operations", "orphans")), strict=True)
         self.restarts = 0
-        self._process, roots = _start_mounter(self._own_end)
-        #: For the front: the conversation, and the roots of fusectl and of /proc, as descriptors.
-        self.for_front = [self._front_end.fileno(), *roots]
+        self._process, self._roots = _start_mounter(self._own_ends)
+        #: For the front: the two ways to the mounter, and the roots of fusectl and of /proc, as descriptors.
+        self.for_front = [*(each.fileno() for each in self._front_ends), *self._roots]
 
     @property
     def pid(self) -> int:
@@ -136,25 +136,25 @@ class Mounter:
         """Raises StartError."""
         time.sleep(_PAUSE)
         self.restarts += 1
-        self._process, roots = _start_mounter(self._own_end)
+        self._process, roots = _start_mounter(self._own_ends)
         for descriptor in roots:  # those of the first one are as good
             os.close(descriptor)
 
     def close(self) -> None:
         """Hang up, which ends it, and wait for that."""
-        self._front_end.close()
-        self._own_end.close()
-        for descriptor in self.for_front[1:]:
+        for each in self._front_ends + self._own_ends:
+            each.close()
+        for descriptor in self._roots:
             os.close(descriptor)
         _wait(self._process, _PATIENCE)
 
 
-def _start_mounter(conversation: socket.socket) -> tuple[subprocess.Popen[bytes], list[int]]:
+def _start_mounter(ends: Sequence[socket.socket]) -> tuple[subprocess.Popen[bytes], list[int]]:
     """Start a mounter, and return it and the descriptors that it gives when it is ready. Raises StartError."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, theirs = _pair()
     with ours:
         with theirs:
-            process = _start("broker.mounter", conversation.fileno(), theirs.fileno())
+            process = _start("broker.mounter", *(each.fileno() for each in ends), theirs.fileno())
         ours.settimeout(_PATIENCE)
         with suppress(OSError):
             _, roots, _, _ = socket.recv_fds(ours, 16, 2)
@@ -165,7 +165,7 @@ def _start_mounter(conversation: socket.socket) -> tuple[subprocess.Popen[bytes]
 
 
 class Front:
-    """The front's process. `kept`: its conversation with the mounter, and then what it listens on."""
+    """The front's process. `kept`: the mounter's `for_front`, and then what it listens on."""
 
     def __init__(self, state_directory: Path, kept: Sequence[int | socket.socket]) -> None:
         self._state_directory = state_directory
@@ -176,7 +176,7 @@ class Front:
 
     def start(self, mounter: Mounter) -> None:
         """Start it, and return when it serves. Raises StartError."""
-        self._conversation, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._conversation, theirs = _pair()
         with theirs:
             self._process = _start("broker.daemon", theirs.fileno())
         descriptors = [each if isinstance(each, int) else each.fileno() for each in self._kept]
@@ -232,6 +232,10 @@ class Front:
         if self._process:
             self._conversation.close()
             _wait(self._process, self._seconds + _PATIENCE)
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 def _start(module: str, *descriptors: int) -> subprocess.Popen[bytes]:

@@ -67,7 +67,7 @@ def test_a_program_that_hangs_is_left_alone_and_not_asked(reaping: Broker) -> No
         try:
             time.sleep(4)
             assert container.fuse_mounts(MOUNTPOINT)
-            mounter = psutil.Process(reaping.status()["mounter"]["pid"])
+            mounter = reaping.mounter
             states = [child.status() for child in mounter.children()]
             assert psutil.STATUS_DISK_SLEEP not in states
         finally:

@@ -11,6 +11,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from broker import control
 from tests.lab.commands import run
 from tests.lab.podman import Volume
 
@@ -93,6 +96,18 @@ class Broker:
     def process(self) -> subprocess.Popen[bytes]:
         assert self._process is not None, "the broker has not been started"
         return self._process
+
+    @property
+    def front(self) -> psutil.Process:
+        return self._started("front")
+
+    @property
+    def mounter(self) -> psutil.Process:
+        return self._started("mounter")
+
+    def _started(self, name: str) -> psutil.Process:
+        """Return the process that the supervisor, `process`, has started under that name."""
+        return psutil.Process(control.ask(self.directory / "control/control.sock", "status")[name]["pid"])
 
     def records(self, message: str = "") -> list[dict[str, Any]]:
         """Return the log records whose message begins with `message`."""

@@ -307,16 +307,16 @@ def test_a_mount_that_is_not_committed_is_rolled_back(scene: Scene, last_word: s
                 scene.request(ProceedRequest())
             case "a commit with a descriptor":
                 scene.request(CommitRequest(), 1)
-        await scene.child_is_hung_up_on()
+        assert await scene.child_hears() == plan.Undo()
         await asyncio.sleep(0.01)
         assert scene.logged == [], "it is not over before the child has unmounted"
+        scene.fusectl.disconnect(5)
         scene.child_says(RolledBack())
 
     scene.play(act)
     assert len(scene.registry) == 0
     assert scene.last_record["message"].startswith("mount rolled back")
     assert len(scene.left) == (0 if last_word == "nothing" else 1)
-    assert len(scene.mounter.dismissals) == 1, "the child that was hung up on may have gone before the front"
 
 
 @pytest.mark.parametrize("last_word", [None, Failed(errno.EBUSY, b"roll back"), Kept()])
@@ -326,7 +326,7 @@ def test_a_mount_that_cannot_be_rolled_back_is_kept_in_mind(scene: Scene, last_w
         await scene.agree()
         scene.mounted()
         scene.caller.socket.close()
-        await scene.child_is_hung_up_on()
+        assert await scene.child_hears() == plan.Undo()
         if last_word:
             scene.child_says(last_word)
         scene.child_ends()
@@ -334,6 +334,21 @@ def test_a_mount_that_cannot_be_rolled_back_is_kept_in_mind(scene: Scene, last_w
     scene.play(act)
     assert len(scene.registry) == 1, "its owner can unmount it when nothing lies on it any more"
     assert scene.last_record["message"].startswith("mount not rolled back")
+
+
+def test_a_mount_is_written_down_before_it_is_committed(scene: Scene) -> None:
+    async def act() -> None:
+        scene.request(MountRequest(b"/mnt", b""))
+        await scene.agree()
+        scene.mounted()
+        while not len(scene.registry):
+            await asyncio.sleep(0.001)
+        assert [mount.mountpoint for mount in scene.registry] == [b"/mnt"]
+        assert scene.front.mounting == 0, "and counts only once"
+        scene.request(CommitRequest())
+        await scene.child_keeps()
+
+    scene.play(act)
 
 
 def test_a_mount_whose_caller_was_gone_when_it_was_handed_over_is_none(scene: Scene) -> None:
@@ -624,10 +639,13 @@ def test_a_caller_unmounts_its_own(scene: Scene) -> None:
         scene.request(UnmountRequest(b"/mnt", b"mnt", lazy=True))
         await scene.child_begins()
         scene.child_says(UNMOUNT_FACTS)
-        assert await scene.child_hears() == UnmountPlan(lazy=True)
+        unmount = await scene.child_hears()
         scene.fusectl.disconnect(5)
         scene.child_says(plan.Unmounted())
-        assert (await scene.answer()).errno == 0
+        answer = await scene.answer()
+        assert answer.errno == 0
+        assert unmount == UnmountPlan(lazy=True, request=answer.id)
+        assert await scene.child_hears() == plan.Told(), "it need not answer itself"
 
     scene.play(act)
     assert len(scene.registry) == 0

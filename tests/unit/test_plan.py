@@ -99,7 +99,7 @@ def test_any_bytes_are_a_record_or_refused(data: bytes) -> None:
 
 
 def test_every_change_of_one_byte_is_a_record_or_refused() -> None:
-    for data in (plan.dump(UnmountPlan(True)), plan.dump(MOUNTED)):
+    for data in (plan.dump(UnmountPlan(True, b"id")), plan.dump(MOUNTED)):
         for position in range(len(data)):
             for value in range(256):
                 with suppress(ProtocolError):

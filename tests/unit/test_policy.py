@@ -296,10 +296,10 @@ def test_a_mount_is_unmounted_by_its_owner_or_root_in_its_own_namespace(
 ) -> None:
     request = UnmountRequest(b"/m", b"m", lazy)
     if expected is None:
-        assert policy.decide_unmount(request, THERE._replace(**facts), mount) == UnmountPlan(lazy)
+        assert policy.decide_unmount(b"id", request, THERE._replace(**facts), mount) == UnmountPlan(lazy, b"id")
         return
     with pytest.raises(Refusal) as caught:
-        policy.decide_unmount(request, THERE._replace(**facts), mount)
+        policy.decide_unmount(b"id", request, THERE._replace(**facts), mount)
     assert (caught.value.errno, caught.value.text.decode()) == expected
 
 
@@ -339,8 +339,8 @@ def test_a_watcher_unmounts_what_it_watched_when_that_is_dead(
 ) -> None:
     request = UnmountRequest(b"/m", b"m", only_dead=True, mount=watched)
     if expected is None:
-        assert policy.decide_unmount(request, THERE._replace(**facts), mount) == UnmountPlan(lazy=True)
+        assert policy.decide_unmount(b"id", request, THERE._replace(**facts), mount) == UnmountPlan(True, b"id")
         return
     with pytest.raises(Refusal) as caught:
-        policy.decide_unmount(request, THERE._replace(**facts), mount)
+        policy.decide_unmount(b"id", request, THERE._replace(**facts), mount)
     assert (caught.value.errno, caught.value.text.decode()) == expected
