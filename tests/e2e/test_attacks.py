@@ -140,6 +140,15 @@ def beside(body: Callable[[], object]) -> Iterator[int]:
         os.waitpid(child, 0)
 
 
+def states(processes: list[psutil.Process]) -> list[str]:
+    """Return in which state each of the processes is that still exists."""
+    found: list[str] = []
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.append(process.status())
+    return found
+
+
 @contextlib.contextmanager
 def at_once() -> Iterator[None]:
     """What happens in the block takes no longer than if nobody did any harm."""
@@ -650,7 +659,7 @@ def test_a_user_cannot_send_signals_to_the_mounters_children(
         try:
             in_process(attack)
             wait_for_mounts([])
-            assert psutil.STATUS_STOPPED not in [child.status() for child in mounter.children()]
+            assert psutil.STATUS_STOPPED not in states(mounter.children())
         finally:
             for child in mounter.children():
                 child.send_signal(signal.SIGCONT)

@@ -89,9 +89,9 @@ def test_a_mount_of_which_the_front_never_heard_is_adopted_by_the_next(run_broke
         hostile.check_service(broker, tmp_path)  # from now on, the front guesses right, and need not be asked again
         front = broker.front
         log = tmp_path.with_suffix(".strace")
-        with slow(broker, "fsopen", 0.5, log), Client(broker) as client:
+        with slow(broker, "move_mount", 0.5, log), Client(broker) as client:
             begin_mount(client, tmp_path)
-            wait_until(lambda: "fsopen" in log.read_text())
+            wait_until(lambda: "move_mount" in log.read_text())
             front.suspend()
             take(client)
             front.kill()

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from broker import orphans, plan
+from broker import log, orphans, plan
 from broker.config import Configuration
 from broker.front import Front
 from broker.operations import Mounter
@@ -32,7 +32,8 @@ class Scene:
         self.proc = os.open("/proc", os.O_PATH)
         self.front = Front(Configuration(), mounter, self.registry, self._log, self.proc)
 
-    def _log(self, _priority: int, message: str, **_fields: Any) -> None:
+    def _log(self, priority: int, message: str, **_: Any) -> None:
+        assert priority == log.NOTICE
         self.logged.append(message)
 
 
