@@ -148,7 +148,7 @@ def unmount_dead(device: int, locks: int, seconds: int) -> int:
     """
     wanted = b"%d:%d" % (device >> 20, device & 0xFFFFF)
     reaped = 0
-    for line in _mountinfo().splitlines()[1:]:
+    for line in _mountinfo().split(b"\n")[1:-1]:
         mount_id, parent, number, _, place, _ = line.split(b" ", 5)
         if number == wanted:
             looked = Looked(device, int(mount_id))
@@ -210,7 +210,10 @@ def fuse_of(mount_id: int) -> Fuse | None:
 
 
 def _mountinfo() -> bytes:
-    """Return /proc/self/mountinfo (proc_pid_mountinfo(5)), with a newline before each line."""
+    """Return /proc/self/mountinfo (proc_pid_mountinfo(5)), with a newline before each line and after the last.
+
+    Names are what callers like, but for the newlines, which the kernel escapes; carriage returns stand there as such.
+    """
     descriptor = os.open("self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
     with open(descriptor, "rb", buffering=0) as file:
         return b"\n" + file.readall()
@@ -231,7 +234,7 @@ def _is_covered(mount_id: int) -> bool:
     """Whether another mount lies on this one; one in a directory of it does not."""
     places = {}
     covering = []
-    for line in _mountinfo().splitlines()[1:]:
+    for line in _mountinfo().split(b"\n")[1:-1]:
         each, parent, _, _, place, _ = line.split(b" ", 5)
         places[each] = place
         if parent == b"%d" % mount_id:
