@@ -28,9 +28,19 @@ its class, each of the right type and within bounds. There is no field for flags
 always so (nosuid, nodev) is no field at all.
 """
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from broker.records import Vocabulary
+
+# Numbers, each with all that it can be; one without a range is what any system call and SQLite take.
+Seconds = Annotated[int, range(1_000_001)]
+Errno = Annotated[int, range(4096)]  # include/linux/err.h, MAX_ERRNO
+UserId = Annotated[int, range(2**32)]
+GroupId = Annotated[int, range(2**32)]
+FileMode = Annotated[int, range(2**16)]
+FilesystemMagic = Annotated[int, range(2**64)]
+DeviceNumber = Annotated[int, range(2**32)]
+NamespaceInode = Annotated[int, range(2**32)]
 
 
 class StartMount(NamedTuple):
@@ -40,8 +50,8 @@ class StartMount(NamedTuple):
     What the caller said, with its descriptor, is still in the connection.
     """
 
-    seconds: int
-    commit_seconds: int
+    seconds: Seconds
+    commit_seconds: Seconds
 
 
 class StartUnmount(NamedTuple):
@@ -50,7 +60,7 @@ class StartUnmount(NamedTuple):
     With `only_dead` the facts say whether the filesystem is dead.
     """
 
-    seconds: int
+    seconds: Seconds
     name: bytes
     only_dead: bool
 
@@ -61,8 +71,8 @@ class StartReap(NamedTuple):
     Unmount the filesystem of `device` there, if it is dead; answered by `Reaped`.
     """
 
-    seconds: int
-    device: int
+    seconds: Seconds
+    device: DeviceNumber
 
 
 class Reaped(NamedTuple):
@@ -77,7 +87,7 @@ class StartDismissal(NamedTuple):
     Empty it and close it, when the front has.
     """
 
-    seconds: int
+    seconds: Seconds
 
 
 class BadDescriptors(NamedTuple):
@@ -94,14 +104,14 @@ class MountFacts(NamedTuple):
     or what access(2) for writing it says; `mount_namespace` is the inode number of the caller's.
     """
 
-    uid: int
-    gid: int
-    root_mode: int
+    uid: UserId
+    gid: GroupId
+    root_mode: FileMode
     foreign_sticky: bool
-    filesystem: int
-    search_errno: int
-    access_errno: int
-    mount_namespace: int
+    filesystem: FilesystemMagic
+    search_errno: Errno
+    access_errno: Errno
+    mount_namespace: NamespaceInode
 
 
 class MountPlan(NamedTuple):
@@ -111,13 +121,13 @@ class MountPlan(NamedTuple):
     the reply with which the child hands the descriptor to the caller; with `sync_init` that comes before the mount.
     """
 
-    uid: int
-    gid: int
-    root_mode: int
+    uid: UserId
+    gid: GroupId
+    root_mode: FileMode
     foreign_sticky: bool
-    filesystem: int
-    search_errno: int
-    access_errno: int
+    filesystem: FilesystemMagic
+    search_errno: Errno
+    access_errno: Errno
     request: bytes
     warnings: bytes
     auto_unmount: bool
@@ -150,7 +160,7 @@ class HandedOver(NamedTuple):
 class Proceed(NamedTuple):
     """Mount now: the FUSE program serves. `seconds` bounds what the kernel waits for it."""
 
-    seconds: int
+    seconds: Seconds
 
 
 class Mounted(NamedTuple):
@@ -159,8 +169,8 @@ class Mounted(NamedTuple):
     With `pids_visible` the FUSE program sees the pids of who uses its filesystem, otherwise 0.
     """
 
-    device: int
-    mount_namespace: int
+    device: DeviceNumber
+    mount_namespace: NamespaceInode
     pids_visible: bool
 
 
@@ -194,9 +204,9 @@ class Orphaned(NamedTuple):
     Fields as in `MountPlan` and `Mounted`; `pid` is the caller's.
     """
 
-    device: int
-    mount_namespace: int
-    uid: int
+    device: DeviceNumber
+    mount_namespace: NamespaceInode
+    uid: UserId
     pid: int
     request: bytes
     source: bytes
@@ -211,11 +221,11 @@ class UnmountFacts(NamedTuple):
     caller has CAP_SYS_ADMIN itself.
     """
 
-    uid: int
-    mount_namespace: int
-    access_errno: int
+    uid: UserId
+    mount_namespace: NamespaceInode
+    access_errno: Errno
     mounted: bool
-    device: int
+    device: DeviceNumber
     dead: bool
     may_mount: bool
 
@@ -238,7 +248,7 @@ class Told(NamedTuple):
 class Failed(NamedTuple):
     """The child could not go on: `step` names the call that failed. Nothing is left mounted."""
 
-    errno: int
+    errno: Errno
     step: bytes
 
 
