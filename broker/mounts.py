@@ -21,15 +21,43 @@ LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Looked(NamedTuple):
-    """What `look` found: the kernel's number of the device, and the mount id."""
+    """What `look` found: the kernel's number of the device, and the mount id (see `is_unique`)."""
 
     device: int
     mount_id: int
 
 
+def is_unique(mount_id: int) -> bool:
+    """Whether this is an id that no other mount will ever have, and for which statmount(2) can be asked.
+
+    The other ids, those in mountinfo, are small numbers and used again (fs/namespace.c, MNT_UNIQUE_ID_OFFSET).
+    """
+    return mount_id >= 1 << 31
+
+
+def _kernel_tells_of_one_mount() -> bool:
+    """Whether statmount(2) and listmount(2) are there, and this service may use them."""
+    try:
+        root = os.open("/", os.O_PATH | os.O_CLOEXEC)
+        try:
+            _, mount_id = syscalls.statx_mount(root, syscalls.STATX_MNT_ID_UNIQUE)
+        finally:
+            os.close(root)
+        syscalls.statmount(mount_id, syscalls.STATMOUNT_MNT_BASIC)
+        syscalls.listmount(mount_id)
+    except OSError:
+        return False
+    return is_unique(mount_id)
+
+
+#: What `look` asks statx(2) for. Where the kernel tells of one mount, nobody has to read the list of all; a caller may
+#: have thousands.
+_MASK = syscalls.STATX_MNT_ID_UNIQUE if _kernel_tells_of_one_mount() else 0
+
+
 def look(descriptor: int) -> Looked:
     """Return on which mount a descriptor is. Raises OSError."""
-    return Looked(*syscalls.statx_mount(descriptor))
+    return Looked(*syscalls.statx_mount(descriptor, _MASK))
 
 
 def look_up(directory: int, name: bytes) -> Looked:
@@ -149,22 +177,29 @@ def unmount_dead(device: int, locks: int, seconds: int) -> int:
     wanted = b"%d:%d" % (device >> 20, device & 0xFFFFF)
     reaped = 0
     for line in _mountinfo().split(b"\n")[1:-1]:
-        mount_id, parent, number, _, place, _ = line.split(b" ", 5)
+        _, _, number, _, place, _ = line.split(b" ", 5)
         if number == wanted:
-            looked = Looked(device, int(mount_id))
-            reaped += _unmount_if_dead(looked, int(parent), _unescaped(place), locks, seconds)
+            reaped += _unmount_if_dead(device, _unescaped(place), locks, seconds)
     return reaped
 
 
-def _unmount_if_dead(looked: Looked, parent: int, place: bytes, locks: int, seconds: int) -> bool:
-    """Unmount one mount of a FUSE filesystem if nobody serves it; whether that was so. Raises OSError."""
-    fuse = fuse_of(looked.mount_id)
-    if fuse is None:
-        return False
+def _unmount_if_dead(device: int, place: bytes, locks: int, seconds: int) -> bool:
+    """Unmount the FUSE filesystem of that device at `place` if nobody serves it; whether that was so. Raises OSError.
+
+    What lies there topmost is looked at: of several mounts of the filesystem, each has its turn.
+    """
     resolve = syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_NO_MAGICLINKS
     entry = syscalls.openat2(syscalls.AT_FDCWD, place, LOOK, resolve)
     try:
-        if look(entry) != looked or not is_dead(entry, fuse):
+        looked = look(entry)
+        if looked.device != device:
+            return False
+        try:
+            fuse = fuse_of(looked.mount_id)
+        except LookupError:
+            return False
+        parent = _parent_of(looked.mount_id)
+        if fuse is None or parent is None or not is_dead(entry, fuse):
             return False
         with alone(locks, [parent, looked.mount_id], seconds):
             if _is_covered(looked.mount_id):
@@ -198,15 +233,35 @@ def fuse_of(mount_id: int) -> Fuse | None:
 
     Raises LookupError if it is not in this mount namespace.
     """
-    line = _line_of(mount_id)
-    if not line:
-        raise LookupError(f"mount {mount_id} is not in this mount namespace")
-    filesystem, _, options = line.partition(b" - ")[2].split(b" ", 2)
+    filesystem, options = _type_and_options(mount_id)
     if filesystem.partition(b".")[0] != b"fuse":
         return None
     given = options.split(b",")
     values = dict(option.split(b"=", 1) for option in given if b"=" in option)
     return Fuse(int(values[b"user_id"]), int(values[b"group_id"]), b"allow_other" in given)
+
+
+def _type_and_options(mount_id: int) -> tuple[bytes, bytes]:
+    if is_unique(mount_id):
+        status = _status_of(mount_id, syscalls.STATMOUNT_FS_TYPE | syscalls.STATMOUNT_MNT_OPTS)
+        if status is None:
+            raise LookupError(f"mount {mount_id} is not in this mount namespace")
+        if status.options or status.type != b"fuse":
+            return status.type, status.options
+        mount_id = status.old_id  # a FUSE filesystem has options; before Linux 6.11 they are only in mountinfo
+    line = _line_of(mount_id)
+    if not line:
+        raise LookupError(f"mount {mount_id} is not in this mount namespace")
+    filesystem, _, options = line.partition(b" - ")[2].split(b" ", 2)
+    return filesystem, options
+
+
+def _status_of(mount_id: int, mask: int) -> syscalls.MountStatus | None:
+    """Return what the kernel says of a mount by its unique id; None if it is not in this mount namespace."""
+    try:
+        return syscalls.statmount(mount_id, mask)
+    except FileNotFoundError:
+        return None
 
 
 def _mountinfo() -> bytes:
@@ -226,12 +281,20 @@ def _line_of(mount_id: int) -> bytes:
 
 def _parent_of(mount_id: int) -> int | None:
     """Return the id of the mount that a mount lies on; None if it is not in this mount namespace."""
+    if is_unique(mount_id):
+        status = _status_of(mount_id, syscalls.STATMOUNT_MNT_BASIC)
+        return status.parent_id if status else None
     line = _line_of(mount_id)
     return int(line.partition(b" ")[0]) if line else None
 
 
 def _is_covered(mount_id: int) -> bool:
     """Whether another mount lies on this one; one in a directory of it does not."""
+    if is_unique(mount_id):
+        mask = syscalls.STATMOUNT_MNT_BASIC | syscalls.STATMOUNT_MNT_POINT
+        here = _status_of(mount_id, mask)
+        others = (_status_of(each, mask) for each in _mounts_on(mount_id)) if here and here.point else ()
+        return any(each and here and (each.parent_id, each.point) == (mount_id, here.point) for each in others)
     places = {}
     covering = []
     for line in _mountinfo().split(b"\n")[1:-1]:
@@ -242,6 +305,17 @@ def _is_covered(mount_id: int) -> bool:
     return places.get(b"%d" % mount_id) in covering
 
 
+def _mounts_on(mount_id: int) -> Iterator[int]:
+    """Yield the unique ids of the mounts on and below a mount; none if it is not in this mount namespace."""
+    last = 0
+    try:
+        while found := syscalls.listmount(mount_id, last):
+            yield from found
+            last = found[-1]
+    except FileNotFoundError:
+        return
+
+
 def _unescaped(place: bytes) -> bytes:
     """Return a path of mountinfo, in which the kernel writes blanks and backslashes as octal numbers."""
     first, *rest = place.split(b"\\")
@@ -250,6 +324,6 @@ def _unescaped(place: bytes) -> bytes:
 
 def rehearse(locks: int) -> None:
     """Go through the motions of attaching a mount."""
-    _parent_of(0)
+    _parent_of(look(locks).mount_id)
     with alone(locks, [0], 1):
         pass

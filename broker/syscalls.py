@@ -1,6 +1,6 @@
 """System calls that Python has no name for, by the kernel's own names and argument order.
 
-Each raises OSError with the errno of the call. Imported by the mounter, which is why this needs nothing but ctypes
+Each raises OSError with the errno of the call. Imported by the mounter, which is why this needs little but ctypes
 and os, and why everything is looked up when the module is imported: later the process may be in a caller's mount
 namespace, where no library must be searched. Numbers from 424 on are the same on every architecture
 (include/uapi/asm-generic/unistd.h).
@@ -11,6 +11,7 @@ import errno
 import os
 import struct
 import sys
+from typing import NamedTuple
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _syscall = _libc.syscall
@@ -30,6 +31,8 @@ _MOUNT_SETATTR = 442
 _LANDLOCK_CREATE_RULESET = 444
 _LANDLOCK_ADD_RULE = 445
 _LANDLOCK_RESTRICT_SELF = 446
+_STATMOUNT = 457
+_LISTMOUNT = 458
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUSER = 0x10000000
@@ -40,6 +43,12 @@ AT_EACCESS = 0x200
 AT_EMPTY_PATH = 0x1000
 AT_RECURSIVE = 0x8000
 AT_STATX_DONT_SYNC = 0x4000
+STATX_MNT_ID_UNIQUE = 0x4000
+
+STATMOUNT_MNT_BASIC = 0x02
+STATMOUNT_MNT_POINT = 0x10
+STATMOUNT_FS_TYPE = 0x20
+STATMOUNT_MNT_OPTS = 0x80
 
 RESOLVE_NO_MAGICLINKS = 0x02
 RESOLVE_NO_SYMLINKS = 0x04
@@ -219,15 +228,15 @@ def fstatfs_type(fd: int) -> int:
     return int.from_bytes(buffer.raw[: ctypes.sizeof(ctypes.c_long)], sys.byteorder)
 
 
-def statx_mount(fd: int) -> tuple[int, int]:
+def statx_mount(fd: int, mask: int = 0) -> tuple[int, int]:
     """Return (device number, mount id) of the mount that `fd` is on, asking nothing of the filesystem.
 
-    With an empty mask and AT_STATX_DONT_SYNC the kernel answers from what it has, also for a FUSE filesystem which
-    this process may not enter (fs/fuse/dir.c, fuse_getattr). The device number is the kernel's own, major << 20 |
-    minor; of a filesystem without a block device the major is 0. Offsets are those of struct statx.
+    With an empty mask, or STATX_MNT_ID_UNIQUE, and AT_STATX_DONT_SYNC the kernel answers from what it has, also for a
+    FUSE filesystem which this process may not enter (fs/fuse/dir.c, fuse_getattr). The device number is the kernel's
+    own, major << 20 | minor; of a filesystem without a block device the major is 0. Offsets are those of struct statx.
     """
     buffer = ctypes.create_string_buffer(256)
-    _check(_libc.statx(fd, b"", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, 0, buffer))
+    _check(_libc.statx(fd, b"", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, mask, buffer))
     major, minor, mount_id = struct.unpack_from("=IIQ", buffer, 0x88)
     return major << 20 | minor, mount_id
 
@@ -236,6 +245,65 @@ def mount_setattr(dirfd: int, pathname: bytes, flags: int, attr_set: int) -> Non
     """Set attributes of a mount, all that is set in MOUNT_ATTR_* form; none are cleared."""
     attributes = struct.pack("=QQQQ", attr_set, 0, 0, 0)
     _check(_syscall(_MOUNT_SETATTR, dirfd, pathname, flags, attributes, len(attributes)))
+
+
+#: What comes before the strings.
+_SIZE_OF_STATMOUNT = 512
+
+
+class MountStatus(NamedTuple):
+    """What `statmount` was asked for; empty what was not asked, or is not known to the kernel.
+
+    `old_id` is the id in mountinfo.
+    """
+
+    parent_id: int
+    old_id: int
+    type: bytes
+    options: bytes
+    point: bytes
+
+
+def statmount(mount_id: int, mask: int) -> MountStatus:
+    """Return what the kernel says of a mount in the mount namespace of this process, by its unique id (Linux 6.8).
+
+    The options are those of the filesystem (Linux 6.11). Offsets are those of struct statmount, in which a string is
+    given by its place in the buffer behind the structure.
+    """
+    request = struct.pack("=IIQQ", 24, 0, mount_id, mask)
+    size = 4096
+    while True:
+        buffer = ctypes.create_string_buffer(size)
+        try:
+            _check(_syscall(_STATMOUNT, request, buffer, ctypes.c_size_t(size), 0))
+            break
+        except OSError as error:
+            if error.errno != errno.EOVERFLOW:
+                raise
+            size *= 4
+    (answered,) = struct.unpack_from("=Q", buffer, 8)
+    parent, old = struct.unpack_from("=QI", buffer, 48)
+
+    def string(wanted: int, offset: int) -> bytes:
+        if not answered & wanted:
+            return b""
+        begin = _SIZE_OF_STATMOUNT + int(struct.unpack_from("=I", buffer, offset)[0])
+        return buffer.raw[begin : buffer.raw.index(b"\0", begin)]
+
+    return MountStatus(
+        parent,
+        old,
+        type=string(STATMOUNT_FS_TYPE, 36),
+        options=string(STATMOUNT_MNT_OPTS, 4),
+        point=string(STATMOUNT_MNT_POINT, 108),
+    )
+
+
+def listmount(mount_id: int, after: int = 0) -> list[int]:
+    """Return the unique ids of mounts on and below a mount, at most 512 of them, from the one that follows `after`."""
+    request = struct.pack("=IIQQ", 24, 0, mount_id, after)
+    ids = (ctypes.c_uint64 * 512)()
+    return ids[: _check(_syscall(_LISTMOUNT, request, ids, ctypes.c_size_t(len(ids)), 0))]
 
 
 def fork() -> int:

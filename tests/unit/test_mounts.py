@@ -29,12 +29,12 @@ def test_a_name_with_a_carriage_return_is_in_one_line() -> None:
 
 
 def test_what_is_dead_is_found_at_a_name_with_a_carriage_return(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked_at: list[tuple[mounts.Looked, int, bytes]] = []
+    looked_at: list[tuple[int, bytes]] = []
 
-    def look_at(looked: mounts.Looked, parent: int, place: bytes, _locks: int, _seconds: int) -> bool:
-        looked_at.append((looked, parent, place))
+    def look_at(device: int, place: bytes, _locks: int, _seconds: int) -> bool:
+        looked_at.append((device, place))
         return True
 
     monkeypatch.setattr(mounts, "_unmount_if_dead", look_at)
     assert mounts.unmount_dead(device=36, locks=-1, seconds=1) == 1
-    assert looked_at == [(mounts.Looked(device=36, mount_id=36), 35, PLACE)]
+    assert looked_at == [(36, PLACE)]
