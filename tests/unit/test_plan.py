@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker import plan, records
+from broker import plan
 from broker.plan import Failed, Keep, Mounted, MountPlan, Record, StartUnmount, UnmountPlan
+from broker.records import bounds
 from fusermount3_proxy.wire import ProtocolError, pack, unpack
 
 KINDS: tuple[type[Record], ...] = Record.__args__
@@ -24,7 +25,7 @@ def values_of(hint: Any) -> st.SearchStrategy[object]:
         return st.binary(max_size=60).map(lambda value: value.replace(b"\0", b""))
     if hint is bool:
         return st.booleans()
-    return st.integers(0, records.bounds(hint)[-1])
+    return st.integers(0, bounds(hint)[-1])
 
 
 def records_of(kind: type[Record]) -> st.SearchStrategy[Record]:
@@ -69,7 +70,7 @@ def test_a_number_that_is_none_is_refused(record: Record, data: st.DataObject) -
     name = data.draw(st.sampled_from(numbers))
     wrong = [b"", b"-1", b"x", b"1.0", b"+1", b" 1", b"1" * 21, b"0x1"]
     if hints[name] is int:
-        wrong.append(b"%d" % records.bounds(get_type_hints(type(record), include_extras=True)[name]).stop)
+        wrong.append(b"%d" % bounds(get_type_hints(type(record), include_extras=True)[name]).stop)
     else:
         wrong += [b"2", b"01", b"true"]
     fields = unpack(plan.dump(record))
@@ -82,7 +83,7 @@ def test_an_errno_is_one_that_has_a_description(kind: type[Record]) -> None:
     """What the mounter says goes to strerror(3), which Python doesn't ask about every number."""
     for name, hint in get_type_hints(kind, include_extras=True).items():
         if name.endswith("errno"):
-            assert os.strerror(records.bounds(hint)[-1])
+            assert os.strerror(bounds(hint)[-1])
 
 
 @pytest.mark.parametrize("kind", [b"", b"mounted", b"Record", b"Reply", b"StartMount2", b"Mounted\xff"])
