@@ -321,10 +321,11 @@ class Call:
 
     def decided(self, priority: int, result: str, **fields: log.Value) -> None:
         """Write the one record of the call."""
+        took = time.monotonic() - self._begun
         self._front.requests[f"{self._name} {result.partition(':')[0]}"] += 1
-        took = round(1000 * (time.monotonic() - self._begun), 2)
-        message = f"{self._name} {result}"
-        self._front.log(priority, message, request_id=self.id, milliseconds=took, **self._known, **fields)
+        self._front.latency.labels(self._name).observe(took)
+        message, milliseconds = f"{self._name} {result}", round(1000 * took, 2)
+        self._front.log(priority, message, request_id=self.id, milliseconds=milliseconds, **self._known, **fields)
 
 
 @contextmanager

@@ -91,6 +91,17 @@ class Deadlines:
 
 
 @dataclass(frozen=True)
+class Loopback:
+    """A TCP port that only this machine can reach."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True)
 class Configuration:
     user_allow_other: bool = False
     mount_max: int = 1000
@@ -100,6 +111,8 @@ class Configuration:
     socket: tuple[Socket, ...] = (Socket(),)
     control_socket: Path = Path("/run/fusermount3-broker/control.sock")
     state_directory: Path = Path("/var/lib/fusermount3-broker")
+    #: Where metrics and health are told: a Unix socket, a port, or nowhere.
+    metrics: Path | Loopback | None = None
     deadlines: Deadlines = field(default_factory=Deadlines)
     #: The file this was read from, for messages; no key of it.
     source: bytes = _NO_FILE
@@ -158,6 +171,8 @@ def _read_value(kind: Any, key: str, value: Any, prefix: str) -> Any:
     name = prefix + key
     if key == "mode":
         return _mode(name, value)
+    if key == "metrics":
+        return _metrics(name, value)
     if key == "mountpoint_filesystems":
         return tuple(_filesystem(name, each) for each in _typed(list, "a list", name, value))
     if key == "socket":
@@ -219,6 +234,25 @@ def _absolute_path(name: str, value: Any) -> Path:
     if not path.is_absolute():
         raise ConfigurationError(f"'{name}' must be an absolute path, not '{path}'")
     return path
+
+
+def _metrics(name: str, value: Any) -> Path | Loopback | None:
+    """An absolute path, a port on loopback, or nothing."""
+    text: str = _typed(str, "a string", name, value)
+    if not text:
+        return None
+    if text.startswith("/"):
+        return _absolute_path(name, text)
+    address = re.fullmatch(r"(127\.0\.0\.1|\[::1\]):([0-9]{1,5})", text)
+    if not address:
+        raise ConfigurationError(
+            f'\'{name}\' must be an absolute path, "127.0.0.1:PORT" or "[::1]:PORT", not {text!r}: '
+            "there is no password, so nobody but this machine may reach it"
+        )
+    port = int(address[2])
+    if not 1 <= port <= 65535:
+        raise ConfigurationError(f"'{name}': a port is between 1 and 65535, not {port}")
+    return Loopback(address[1].strip("[]"), port)
 
 
 def _check_accounts(socket: Socket) -> None:

@@ -6,13 +6,14 @@ A question is one line with a command's name, the answer one line of JSON; ``fus
 
 import asyncio
 import json
+import math
 import os
 import socket
 import time
 from pathlib import Path
 from typing import Any
 
-from broker.front import Front
+from broker.front import MOUNT_STATES, Front
 from broker.registry import Mount
 from fusermount3_proxy import __version__
 
@@ -58,7 +59,7 @@ def _answer(front: Front, question: str) -> Any:
         return status(front)
     if question == "mounts":
         front.registry.reconcile()
-        return [_described(mount) for mount in front.registry]
+        return [_described(mount) | {"state": front.state(mount)} for mount in front.registry]
     return {"error": f"unknown command '{question}'"}
 
 
@@ -70,7 +71,10 @@ def status(front: Front) -> dict[str, Any]:
         "configuration": os.fsdecode(front.configuration.source),
         "uptime_seconds": round(time.time() - front.started),
         "mounts": len(front.registry),
+        "mount_states": dict.fromkeys(MOUNT_STATES, 0) | front.mount_states(),
         "requests": dict(front.requests),
+        "latency": _latency(front),
+        "limits_hit": dict(front.limits_hit),
         "supervisor": {"pid": os.getppid(), "rss_bytes": _rss(front, os.getppid())},
         "front": {"pid": os.getpid(), "rss_bytes": _rss(front, os.getpid()), "open_descriptors": _open_descriptors()},
         "mounter": {
@@ -79,6 +83,20 @@ def status(front: Front) -> dict[str, Any]:
             "restarts": front.mounter.restarts,
         },
     }
+
+
+def _latency(front: Front) -> dict[str, Any]:
+    """Return the histograms by operation, as `figures` describes them, with the sum of all seconds."""
+    found: dict[str, dict[str, Any]] = {}
+    for metric in front.latency.collect():
+        for sample in metric.samples:
+            histogram = found.setdefault(sample.labels["operation"], {"buckets": []})
+            if sample.name.endswith("_bucket"):
+                bound = float(sample.labels["le"])
+                histogram["buckets"].append((None if math.isinf(bound) else bound, int(sample.value)))
+            elif sample.name.endswith("_sum"):
+                histogram["seconds"] = sample.value
+    return found
 
 
 def _rss(front: Front, pid: int) -> int:

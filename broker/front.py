@@ -5,10 +5,29 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
+from prometheus_client import Histogram
+
 from broker.config import Configuration
 from broker.log import Log
 from broker.operations import Mounter
-from broker.registry import Registry
+from broker.registry import Device, Mount, Registry
+
+#: What `Front.state` may say of a mount: somebody serves it; nobody does; somebody has it, but its requests don't move.
+MOUNT_STATES = ("live", "dead", "hung")
+#: Upper bounds in seconds. Most mounts take a few milliseconds; the last bounds are those of the deadlines.
+LATENCY_BUCKETS = (
+    *(0.001, 0.002, 0.003, 0.004, 0.005, 0.0075),
+    *(0.01, 0.015, 0.02, 0.03, 0.05, 0.075),
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 300.0),
+)
+
+
+def _latency() -> Histogram:
+    name, meaning = (
+        "fusermount3_broker_request_duration_seconds",
+        "From a caller's connection to the end of its request.",
+    )
+    return Histogram(name, meaning, ["operation"], buckets=LATENCY_BUCKETS, registry=None)
 
 
 @dataclass
@@ -22,8 +41,14 @@ class Front:
     #: The root of a /proc that shows all processes, whatever that of the broker's mount namespace hides.
     proc: int
     started: float = field(default_factory=time.time)
-    #: How many requests ended how, by operation and result.
+    #: How many requests ended how, by operation and result: "mount refused". Both are words of ours, never a caller's.
     requests: Counter[str] = field(default_factory=Counter)
+    #: How long they took, by operation.
+    latency: Histogram = field(default_factory=_latency)
+    #: How often a limit has refused something, by the limit's key in the configuration.
+    limits_hit: Counter[str] = field(default_factory=Counter)
+    #: The mounts that were found to be dead or hung, with their state.
+    states: dict[Device, str] = field(default_factory=dict)
     #: The f_type under the last mountpoint: the best guess for the next one.
     usual_filesystem: int = 0
     #: How many calls are about to mount.
@@ -31,6 +56,14 @@ class Front:
     #: How many of them have a FUSE program that may take minutes to get ready (``--sync-init``).
     getting_ready: int = 0
     told_foreign_pids: bool = False
+
+    def state(self, mount: Mount) -> str:
+        """Return which of `MOUNT_STATES` the mount is in."""
+        return self.states.get(mount.device, "live")
+
+    def mount_states(self) -> Counter[str]:
+        """Return how many mounts there are in each state."""
+        return Counter(self.state(mount) for mount in self.registry)
 
     def open_proc(self, path: str, flags: int) -> int:
         """Open a file of `proc`; an opener for `open`. Raises OSError."""

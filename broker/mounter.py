@@ -207,7 +207,9 @@ def _receive(connection: socket.socket, flags: int = 0) -> tuple[bytes, list[int
 
 def _operate(opened: Descriptors, start: Record, descriptors: list[int]) -> None:
     """Carry one operation out, and tell the front if that fails."""
-    if not isinstance(start, plan.StartMount | plan.StartUnmount | plan.StartReap | plan.StartDismissal):
+    if not isinstance(
+        start, plan.StartMount | plan.StartUnmount | plan.StartReap | plan.StartCheck | plan.StartDismissal
+    ):
         return
     talk = Conversation(descriptors[0], start.seconds)
     try:
@@ -215,6 +217,8 @@ def _operate(opened: Descriptors, start: Record, descriptors: list[int]) -> None
             _serve_caller(opened, talk, start, *descriptors[1:])
         elif isinstance(start, plan.StartReap):
             _reap(opened, talk, descriptors[1], start.device)
+        elif isinstance(start, plan.StartCheck):
+            _check(opened, talk)
     except StepError as error:
         talk.say(plan.Failed(error.errno, error.step.encode()))
     except BadRequest as bad:
@@ -226,7 +230,7 @@ def _operate(opened: Descriptors, start: Record, descriptors: list[int]) -> None
     except Exception as error:
         talk.say(plan.Failed(errno.EIO, repr(error).encode()))
     talk.wait_for_end()
-    if not isinstance(start, plan.StartReap):
+    if not isinstance(start, plan.StartReap | plan.StartCheck):
         _drain(socket.socket(fileno=descriptors[1]))
 
 
@@ -615,6 +619,13 @@ def _reap(opened: Descriptors, talk: Conversation, pidfd: int, device: int) -> N
     with talk.bounded("unmount"):
         reaped = mounts.unmount_dead(device, opened.locks, talk.seconds)
     talk.say(plan.Reaped(reaped))
+
+
+def _check(opened: Descriptors, talk: Conversation) -> None:
+    """Say that there is a child for an operation, and a device for its mount."""
+    with talk.bounded("open /dev/fuse"):
+        os.close(os.open("dev/fuse", os.O_RDWR | os.O_CLOEXEC, dir_fd=opened.devices))
+    talk.say(plan.Checked())
 
 
 def _rights(descriptor: int) -> tuple[int, int, bytes]:

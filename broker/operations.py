@@ -48,7 +48,9 @@ class Mounter:
         self.restarts = 0
 
     def begin(
-        self, start: plan.StartMount | plan.StartUnmount | plan.StartReap | plan.StartDismissal, descriptors: list[int]
+        self,
+        start: plan.StartMount | plan.StartUnmount | plan.StartReap | plan.StartCheck | plan.StartDismissal,
+        descriptors: list[int],
     ) -> "Operation":
         """Have a child begin with `start`, and the descriptors that it takes besides. Raises MounterFailed."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -9,6 +9,7 @@ for it. The whole list of what may be said, in order:
     sync_init  as above, and before Mounted:  child: HandedOver   front: Proceed
     unmount    child: UnmountFacts   front: UnmountPlan   child: Unmounted   front: Told
     reap       child: Reaped
+    check      child: Checked
     any        front: LetGo, instead of a plan   child: HasLetGo
 
 A plan contains the facts on which it was decided, and the child carries it out only if they are what it finds. So the
@@ -79,6 +80,16 @@ class Reaped(NamedTuple):
     """How many mounts were dead, and are gone."""
 
     mounts: int
+
+
+class StartCheck(NamedTuple):
+    """To the mounter, with one descriptor: conversation. Answered by `Checked`, if a mount could be begun now."""
+
+    seconds: int
+
+
+class Checked(NamedTuple):
+    pass
 
 
 class StartDismissal(NamedTuple):
@@ -257,6 +268,8 @@ Record = (
     | StartUnmount
     | StartReap
     | Reaped
+    | StartCheck
+    | Checked
     | StartDismissal
     | BadDescriptors
     | MountFacts
@@ -286,7 +299,7 @@ def filesystem_type(subtype: bytes) -> str:
 
 
 #: After these a child has nothing more to say, and only waits for the end.
-LAST_WORDS = (Kept, RolledBack, Unmounted, Reaped, HasLetGo, BadDescriptors, Failed)
+LAST_WORDS = (Kept, RolledBack, Unmounted, Reaped, Checked, HasLetGo, BadDescriptors, Failed)
 _vocabulary: Vocabulary[Record] = Vocabulary(Record.__args__)
 dump = _vocabulary.dump
 load = _vocabulary.load

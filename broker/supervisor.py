@@ -51,7 +51,9 @@ def serve(path: Path | None, socket_paths: tuple[Path, ...]) -> None:
             listening = _listen(configuration, socket_paths, held)
             control = held.enter_context(sockets.listening_for_administrators(configuration.control_socket))
             _prepare_state(configuration.state_directory)
-            front = Front(configuration.state_directory, [*mounter.for_front, control, *listening])
+            begin = orders.Begin(bytes(configuration.state_directory), listening.metrics is not None)
+            metrics = [listening.metrics] if listening.metrics else []
+            front = Front(begin, [*mounter.for_front, control, *metrics, *listening.callers])
             held.callback(front.close)
             front.configure(path)
             front.start(mounter)
@@ -80,7 +82,7 @@ def _supervise(path: Path | None, mounter: "Mounter", front: "Front", write_log:
 def _reload(path: Path | None, front: "Front", write_log: log.Log) -> None:
     """Put the configuration in the file into force; a file with a mistake leaves the old one.
 
-    Sockets, `max_requests` and the state directory stay as they were when the broker started.
+    Sockets, that of the metrics too, `max_requests` and the state directory stay as they were when the broker started.
     """
     daemon.notify("RELOADING=1")
     try:
@@ -90,14 +92,17 @@ def _reload(path: Path | None, front: "Front", write_log: log.Log) -> None:
     daemon.notify("READY=1")
 
 
-def _listen(configuration: Configuration, paths: tuple[Path, ...], held: ExitStack) -> list[socket.socket]:
-    """Return the sockets on which callers come: those that systemd passed, else those that are configured."""
-    passed = sockets.inherited()
-    if passed:
-        return passed
-    listeners = sockets.Listeners(tuple(Socket(path=each) for each in paths) or configuration.socket)
-    held.callback(listeners.close)
-    return listeners.sockets
+def _listen(configuration: Configuration, paths: tuple[Path, ...], held: ExitStack) -> sockets.Listening:
+    """Return the sockets on which callers come and metrics are asked for: those that systemd passed, else those that
+    are configured."""
+    listening = sockets.inherited()
+    if not listening.callers:
+        listeners = sockets.Listeners(tuple(Socket(path=each) for each in paths) or configuration.socket)
+        held.callback(listeners.close)
+        listening.callers = listeners.sockets
+    if not listening.metrics and configuration.metrics:
+        listening.metrics = held.enter_context(sockets.listening_for_metrics(configuration.metrics))
+    return listening
 
 
 def _prepare_state(directory: Path) -> None:
@@ -165,10 +170,10 @@ def _start_mounter(ends: Sequence[socket.socket]) -> tuple[subprocess.Popen[byte
 
 
 class Front:
-    """The front's process. `kept`: the mounter's `for_front`, and then what it listens on."""
+    """The front's process. `kept`: what it gets with `begin`, which is the same each time that it is started."""
 
-    def __init__(self, state_directory: Path, kept: Sequence[int | socket.socket]) -> None:
-        self._state_directory = state_directory
+    def __init__(self, begin: orders.Begin, kept: Sequence[int | socket.socket]) -> None:
+        self._begin = begin
         self._kept = kept
         self._process: subprocess.Popen[bytes] | None = None
         self._configuration: tuple[orders.Configuration, bytes | None] = (orders.Configuration(b""), None)
@@ -180,7 +185,7 @@ class Front:
         with theirs:
             self._process = _start("broker.daemon", theirs.fileno())
         descriptors = [each if isinstance(each, int) else each.fileno() for each in self._kept]
-        self.tell(orders.Begin(bytes(self._state_directory)), *descriptors)
+        self.tell(self._begin, *descriptors)
         self._tell_configuration()
         self.tell(orders.MounterStarted(mounter.pid, mounter.restarts))
         self._conversation.settimeout(_PATIENCE)

@@ -197,7 +197,7 @@ def test_a_stale_socket_of_either_kind_can_be_removed(tmp_path: Path, kind: sock
 def test_without_systemd_nothing_is_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LISTEN_FDS", raising=False)
     monkeypatch.delenv("LISTEN_PID", raising=False)
-    assert sockets.inherited() == []
+    assert sockets.inherited() == sockets.Listening([], None)
 
 
 @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_SEQPACKET])
@@ -208,9 +208,9 @@ def test_a_listening_seqpacket_socket_is_inherited_and_nothing_else(
     passed.bind(bytes(tmp_path / "sock"))
     if kind != socket.SOCK_DGRAM:
         passed.listen()
-    monkeypatch.setattr("broker.sockets.daemon.listen_fds", lambda: [passed.fileno()])
+    monkeypatch.setattr("broker.sockets.daemon.listen_fds_with_names", lambda: {passed.fileno(): "callers"})
     if kind == socket.SOCK_SEQPACKET:
-        (found,) = sockets.inherited()
+        (found,) = sockets.inherited().callers
         assert found.fileno() == passed.detach()
         connect(tmp_path / "sock")
         found.close()
