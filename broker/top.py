@@ -111,11 +111,11 @@ def _header(status: dict[str, Any]) -> Text:
 
 
 def _processes(status: dict[str, Any]) -> Table:
-    table = _table("PROCESS", "PID", "MEMORY", "DESCRIPTORS", "CHILDREN", "RESTARTS")
+    table = _table("PROCESS", "PID", "MEMORY", "DESCRIPTORS", "RESTARTS")
     for name, process in status.items():
         if isinstance(process, dict) and "pid" in process:
-            pid, memory, descriptors = process["pid"], mebibytes(process["rss_bytes"]), process["open_descriptors"]
-            _add(table, name, pid, memory, descriptors, process["children"], process.get("restarts", ""))
+            known = [process.get("open_descriptors", ""), process.get("restarts", "")]
+            _add(table, name, process["pid"], mebibytes(process["rss_bytes"]), *known)
     return table
 
 

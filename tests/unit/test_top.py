@@ -58,8 +58,8 @@ def test_one_look_shows_everything() -> None:
         "up 00:00:12",
         "mounts: 2 live, 0 dead, 1 hung",
     ]
-    assert words(text, "front") == [["front", "10", "30.0", "MiB", "20", "1"]]
-    assert words(text, "mounter") == [["mounter", "11", "9.0", "MiB", "8", "4", "0"]]
+    assert words(text, "front") == [["front", "10", "30.0", "MiB", "20"]]
+    assert words(text, "mounter") == [["mounter", "11", "9.0", "MiB", "0"]]
     assert words(text, "mount ") == [
         ["mount", "mounted", "3", "0.2"],
         ["mount", "refused", "1", "0.1"],
