@@ -191,9 +191,9 @@ class Terminal:
 
     def end(self) -> int:
         """Return the status with which it ends, with the terminal as it was."""
+        self.wait_for("\x1b[?1049l")  # the screen as it was before; it ends when that has been read
         status = self.process.wait(PATIENCE)
         assert termios.tcgetattr(self._terminal) == self.before
-        self.wait_for("\x1b[?1049l")  # the screen as it was before
         assert "Traceback" not in self.text
         return status
 
