@@ -240,7 +240,7 @@ def test_nothing_listens_unless_it_is_wanted(run_broker: RunBroker) -> None:
     broker = run_broker()
     family = [psutil.Process(broker.process.pid), *psutil.Process(broker.process.pid).children(recursive=True)]
     assert [connection for process in family for connection in process.net_connections("inet")] == []
-    at = {connection.laddr for process in family for connection in process.net_connections("unix")}
+    at = {str(connection.laddr) for process in family for connection in process.net_connections("unix")}
     assert at - {""} == {str(broker.socket), f"{broker.directory}/control/control.sock"}
 
 
