@@ -12,14 +12,16 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from errno import EAGAIN, EBADMSG, EIO, ETIMEDOUT
+from errno import EBADMSG, EIO, ETIMEDOUT
 
 from broker import log, policy
 from broker.channel import Channel, HungUp
 from broker.front import Front
+from broker.limits import GONE, Account, LimitReached, check_mounts, too_many_operations
 from broker.operations import MounterFailed, Operation, OperationEnded, OperationFailed, OperationRefused
 from broker.options import Refusal
-from broker.peer import Peer, PeerGone, describe, identify
+from broker.peer import Peer, PeerGone, command_of, identify
+from broker.places import Places
 from broker.plan import (
     Ask,
     HandedOver,
@@ -59,6 +61,9 @@ async def serve(front: Front, channel: Channel) -> None:
     with call.held, channel:  # the connection is closed before the conversation ends
         try:
             await call.serve()
+        except LimitReached as limit:
+            await call.let_go()
+            call.limit(limit)
         except Refusal as refusal:
             await call.let_go()
             call.refuse(refusal)
@@ -84,26 +89,39 @@ class Call:
         self._begun = time.monotonic()
         self._name = "request"
         self._operation: Operation | None = None
+        self._account_name = GONE
+        self._entered = False
         self._known: dict[str, log.Value] = {}
-        self._command = self._container = ""
+        self._command = ""
         self._warnings: tuple[bytes, ...] = ()
 
     async def serve(self) -> None:
         """Receive the request and carry it out. Raises Refusal, ProtocolError, HungUp, PeerGone."""
         try:
-            peer = identify(self._channel.socket)
+            peer = identify(self._channel.socket, self._front.open_proc)
         except OSError as error:  # no descriptors left, for example
             raise Refusal(error.errno or EIO, f"the broker can't identify its caller: {error}".encode()) from None
         self.held.callback(os.close, peer.pidfd)
         self._known |= {"caller_uid": peer.uid, "caller_gid": peer.gid, "caller_pid": peer.pid}
+        self._known |= {"caller_container": peer.container}
+        account = self._enter(peer)
         request = await self._read_request()
         self._name = request.OPERATION
         self._known["mountpoint"] = request.mountpoint
         if isinstance(request, MountRequest):
             self._known["options"] = request.options
-            await self._mount(peer, request)
+            await self._mount(peer, account, request)
         else:
             await self._unmount(peer, request)
+
+    def _enter(self, peer: Peer) -> Account:
+        """Have the caller's account pay for what follows. Raises LimitReached."""
+        self._account_name = peer.account
+        accounts = self._front.accounts
+        account = accounts.enter(peer.account, self._front.configuration, time.monotonic())
+        self.held.callback(accounts.leave, account)
+        self._entered = True
+        return account
 
     async def _read_request(self) -> MountRequest | UnmountRequest:
         """Return the request, which the mounter's child is to take with what came with it."""
@@ -117,29 +135,44 @@ class Call:
             raise ProtocolError(EBADMSG, f"'{request.OPERATION}' before a mount")
         return request
 
-    def _begin(self, peer: Peer, start: StartMount | StartUnmount) -> Operation:
-        """Have the mounter begin; the operation ends with the call at the latest. Raises MounterFailed."""
-        descriptors = [self._channel.socket.fileno(), peer.pidfd]
-        self._operation = self.held.enter_context(self._front.mounter.begin(start, descriptors))
+    async def _begin(self, peer: Peer, start: StartMount | StartUnmount) -> Operation:
+        """Have the mounter begin, when there is a place for it; the operation ends with the call at the latest.
+
+        Raises MounterFailed, LimitReached.
+        """
+        places = self._front.places
+        await self._take_place(places)
+        try:
+            self._operation = self._front.mounter.begin(start, [self._channel.socket.fileno(), peer.pidfd])
+        except MounterFailed:
+            places.give_back(peer.account)
+            raise
+        self.held.callback(places.give_back_after, peer.account, self._operation)
         return self._operation
+
+    async def _take_place(self, places: Places) -> None:
+        """Take a place for the caller's account. Raises LimitReached, before the caller gives up."""
+        configuration = self._front.configuration
+        try:
+            await places.take(self._account_name, 2 * configuration.deadlines.operation)
+        except TimeoutError:
+            raise too_many_operations(self._account_name, configuration) from None
 
     def _describe(self, peer: Peer) -> None:
         """Look up, for the log, what people call the caller; takes a while, so it is done while the mounter works."""
-        self._command, self._container = describe(peer.pid, self._front.open_proc)
-        self._known |= {"caller_command": self._command, "caller_container": self._container}
+        self._known["caller_command"] = self._command = command_of(peer.pid, self._front.open_proc)
 
     # Mounting --------------------------------------------------------------------------------------------------
 
-    async def _mount(self, peer: Peer, request: MountRequest) -> None:
+    async def _mount(self, peer: Peer, account: Account, request: MountRequest) -> None:
         """Mount in the caller's namespaces, and keep the mount once the descriptor has arrived where it belongs."""
         deadlines = self._front.configuration.deadlines
         start = StartMount(deadlines.operation, deadlines.commit)
-        self._front.mounting += 1
-        counted = self.held.enter_context(ExitStack())
-        counted.callback(self._front.ends_mounting)
+        counted = self._count_mount(account)
         if request.sync_init:
-            self._take_long()
-        operation = self._begin(peer, start)
+            await self._take_place(self._front.long_places)
+            self.held.callback(self._front.long_places.give_back, account.name)
+        operation = await self._begin(peer, start)
         with _explained(b"mount failed", request):
             plan, said = await self._agree(peer, request, operation)
             if isinstance(said, HandedOver):
@@ -165,12 +198,16 @@ class Call:
         else:  # it stays in the registry, so that its owner can unmount it
             self.decided(log.WARNING, "not rolled back: it is covered, or its guardian was killed", device=mount.device)
 
-    def _take_long(self) -> None:
-        """Count a call that may take minutes; a quarter of the places is for such. Raises Refusal."""
-        if self._front.getting_ready >= max(1, self._front.configuration.max_requests // 4):
-            raise Refusal(EAGAIN, b"mount failed: Resource temporarily unavailable")
-        self._front.getting_ready += 1
-        self.held.callback(self._front.is_ready)
+    def _count_mount(self, account: Account) -> ExitStack:
+        """Count a mount before it is there, until what is returned is closed. Raises LimitReached."""
+        most = self._front.configuration.limits.mounts
+        live = self._front.registry.count(account.name, most - account.mounting) + account.mounting
+        check_mounts(account, live, self._front.configuration)
+        account.mounting += 1
+        self._front.mounting += 1
+        counted = self.held.enter_context(ExitStack())
+        counted.callback(self._front.ends_mounting, account)
+        return counted
 
     async def _agree(self, peer: Peer, request: MountRequest, operation: Operation) -> tuple[MountPlan, Record]:
         """Agree on a plan with the mounter's child; return it, and what the child says when it has begun.
@@ -259,7 +296,8 @@ class Call:
             uid=plan.uid,
             pid=peer.pid,
             command=self._command,
-            container=self._container,
+            container=peer.container,
+            account=peer.account,
             mountpoint=request.mountpoint,
             type=filesystem_type(plan.subtype),
             source=plan.source,
@@ -280,7 +318,7 @@ class Call:
 
     async def _unmount(self, peer: Peer, request: UnmountRequest) -> None:
         start = StartUnmount(self._front.configuration.deadlines.operation, request.name, request.only_dead)
-        operation = self._begin(peer, start)
+        operation = await self._begin(peer, start)
         self._describe(peer)
         registry = self._front.registry
         with _explained(b"failed to unmount %b" % request.mountpoint, request):
@@ -296,9 +334,25 @@ class Call:
 
     # Answers ---------------------------------------------------------------------------------------------------
 
+    def limit(self, reached: LimitReached) -> None:
+        """Tell the caller that it asks for too much.
+
+        Of those that were not even let in there may be very many; the log is told once for all (`Server`).
+        """
+        self._front.limits_hit[reached.limit] += 1
+        if self._entered:
+            self.refuse(reached)
+            return
+        self.id = self._front.refusals.add(self._account_name, reached)
+        self._front.requests[f"{self._name} refused"] += 1
+        self._answer(reached)
+
     def refuse(self, refusal: Refusal) -> None:
         """Tell the caller, if it is still there, and the log."""
         self.decided(log.NOTICE, "refused", errno=refusal.errno, text=refusal.text)
+        self._answer(refusal)
+
+    def _answer(self, refusal: Refusal) -> None:
         with suppress(HungUp):
             warnings = refusal.warnings or self._warnings
             reply = Reply(self.id.encode(), refusal.errno, refusal.text[:_LONGEST_TEXT], warnings)
@@ -312,12 +366,8 @@ class Call:
     def hang_up(self) -> None:
         """End the connection, as far as it is the front's: see `channel` for why somebody else closes it last."""
         self._channel.shut()
-        if self._operation and self._operation.alive:
-            return
-        try:
-            self.held.enter_context(self._front.mounter.dismiss(self._channel.socket))
-        except MounterFailed as error:
-            self._front.log(log.ERROR, str(error))
+        if not (self._operation and self._operation.alive):
+            self._front.dismissals.add(self._account_name, self._channel.give_away())
 
     def decided(self, priority: int, result: str, **fields: log.Value) -> None:
         """Write the one record of the call."""

@@ -102,11 +102,23 @@ class Loopback:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """What one container, or one user, may have; 0: any number. `mounts`: live ones; `requests_per_second`, after a
+    `burst` that may come at once; `concurrent`: requests being served. A message has at most 64 KiB in any case."""
+
+    mounts: int = 2000
+    requests_per_second: int = 100
+    burst: int = 1000
+    concurrent: int = 256
+
+
+@dataclass(frozen=True)
 class Configuration:
     user_allow_other: bool = False
     mount_max: int = 1000
     mountpoint_filesystems: tuple[int, ...] = tuple(FILESYSTEMS.values())
     max_requests: int = 64
+    max_connections: int = 2048
     dead_mounts_seconds: int = 2
     socket: tuple[Socket, ...] = (Socket(),)
     control_socket: Path = Path("/run/fusermount3-broker/control.sock")
@@ -114,6 +126,7 @@ class Configuration:
     #: Where metrics and health are told: a Unix socket, a port, or nowhere.
     metrics: Path | Loopback | None = None
     deadlines: Deadlines = field(default_factory=Deadlines)
+    limits: Limits = field(default_factory=Limits)
     #: The file this was read from, for messages; no key of it.
     source: bytes = _NO_FILE
 
@@ -180,8 +193,8 @@ def _read_value(kind: Any, key: str, value: Any, prefix: str) -> Any:
         if not tables:
             raise ConfigurationError(f"'{name}' is empty: nobody could connect")
         return tuple(_read_table(Socket, each, f"{name}.") for each in tables)
-    if kind is Deadlines:
-        return _read_table(Deadlines, _typed(dict, "a table", name, value), f"{name}.")
+    if kind in (Deadlines, Limits):
+        return _read_table(kind, _typed(dict, "a table", name, value), f"{name}.")
     if kind is Path:
         return _absolute_path(name, value)
     if kind is bool:
@@ -198,7 +211,7 @@ def _typed(kind: type, description: str, name: str, value: Any) -> Any:
 
 
 #: The least value, where it is not 1; -1 of mount_max is "no limit", as in fuse.conf(5).
-_LEAST = {"mount_max": -1, "dead_mounts_seconds": 0}
+_LEAST = {"mount_max": -1, "dead_mounts_seconds": 0, "mounts": 0, "requests_per_second": 0, "concurrent": 0}
 
 
 def _number(key: str, name: str, value: Any) -> int:

@@ -6,6 +6,7 @@ begun; signals are the supervisor's business.
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 import sqlite3
@@ -20,6 +21,7 @@ from broker.config import Configuration, ConfigurationError
 from broker.endpoint import Endpoint
 from broker.front import Front
 from broker.health import Health
+from broker.limits import Accounts
 from broker.operations import Mounter
 from broker.orphans import expect
 from broker.registry import Registry
@@ -60,6 +62,7 @@ def _begin(supervisor: socket.socket) -> tuple[Front, _Sockets]:
     state_directory = Path(os.fsdecode(begin.state_directory))
     configuration = _configuration(*_receive(supervisor))
     write_log = log.open_log()
+    descriptors = _raise_descriptor_limit()
     missing = sandbox.enter(state_directory, proc)
     registry = Registry(state_directory, fusectl)
     if missing:
@@ -67,9 +70,31 @@ def _begin(supervisor: socket.socket) -> tuple[Front, _Sockets]:
     if registry.lost:
         write_log(log.ERROR, f"the table of mounts was damaged, a new one is begun: {registry.lost}")
     front = Front(configuration, Mounter(socket.socket(fileno=mounter)), registry, write_log, proc)
+    _limit_connections(front, descriptors)
     control_socket, *callers = [socket.socket(fileno=each) for each in listening]
     metrics = callers.pop(0) if begin.metrics else None
     return front, _Sockets(socket.socket(fileno=orphans), control_socket, metrics, callers)
+
+
+#: What a connection takes: itself, who it is, what its child says, and as much again for its end.
+_DESCRIPTORS_EACH = 4
+#: What the front itself takes, with room.
+_DESCRIPTORS_OWN = 100
+
+
+def _raise_descriptor_limit() -> int:
+    """Have as many descriptors as the kernel allows; return how many."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return most
+
+
+def _limit_connections(front: Front, descriptors: int) -> None:
+    """Have no more connections than there are descriptors for."""
+    connections = max(1, (descriptors - _DESCRIPTORS_OWN) // _DESCRIPTORS_EACH)
+    if connections < front.configuration.max_connections:
+        front.log(log.WARNING, f"no more than {connections} connections: there are only {descriptors} descriptors")
+        front.accounts = Accounts(connections)
 
 
 def _receive(supervisor: socket.socket) -> tuple[orders.Order, list[int]]:

@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 from prometheus_client import Histogram
 
 from broker.config import Configuration
+from broker.dismissals import Dismissals
+from broker.limits import Account, Accounts, Refusals
 from broker.log import Log
 from broker.operations import Mounter
+from broker.places import Places
 from broker.registry import Device, Mount, Registry
 
 #: What `Front.state` may say of a mount: somebody serves it; nobody does; somebody has it, but its requests don't move.
@@ -53,9 +56,17 @@ class Front:
     usual_filesystem: int = 0
     #: How many calls are about to mount.
     mounting: int = 0
-    #: How many of them have a FUSE program that may take minutes to get ready (``--sync-init``).
-    getting_ready: int = 0
     told_foreign_pids: bool = False
+
+    def __post_init__(self) -> None:
+        most = self.configuration.max_requests
+        #: For what the mounter does.
+        self.places = Places(most, max(1, most // 4))
+        #: For those whose FUSE program may take minutes to get ready (``--sync-init``).
+        self.long_places = Places(max(1, most // 4), most)
+        self.accounts = Accounts(self.configuration.max_connections)
+        self.refusals = Refusals()
+        self.dismissals = Dismissals(self.mounter, self.log)
 
     def state(self, mount: Mount) -> str:
         """Return which of `MOUNT_STATES` the mount is in."""
@@ -69,8 +80,6 @@ class Front:
         """Open a file of `proc`; an opener for `open`. Raises OSError."""
         return os.open(path, flags | os.O_CLOEXEC, dir_fd=self.proc)
 
-    def ends_mounting(self) -> None:
+    def ends_mounting(self, account: Account) -> None:
         self.mounting -= 1
-
-    def is_ready(self) -> None:
-        self.getting_ready -= 1
+        account.mounting -= 1

@@ -230,8 +230,18 @@ def _operate(opened: Descriptors, start: Record, descriptors: list[int]) -> None
     except Exception as error:
         talk.say(plan.Failed(errno.EIO, repr(error).encode()))
     talk.wait_for_end()
-    if not isinstance(start, plan.StartReap | plan.StartCheck):
-        _drain(socket.socket(fileno=descriptors[1]))
+    with talk.bounded("let go"):
+        for connection in _connections(start, descriptors[1:]):
+            _drain(connection)
+
+
+def _connections(start: Record, descriptors: list[int]) -> list[socket.socket]:
+    """Return the callers' connections among the descriptors that came with a start record."""
+    if isinstance(start, plan.StartMount | plan.StartUnmount):
+        descriptors = descriptors[:1]
+    elif not isinstance(start, plan.StartDismissal):
+        descriptors = []
+    return [socket.socket(fileno=descriptor) for descriptor in descriptors]
 
 
 def _drain(connection: socket.socket) -> None:

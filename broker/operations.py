@@ -62,9 +62,9 @@ class Mounter:
                 raise MounterFailed(f"the mounter takes no operation: {error}") from None
         return Operation(ours, start.seconds)
 
-    def dismiss(self, connection: socket.socket) -> "Operation":
-        """Have a child be the last who has a caller's connection, after this operation. Raises MounterFailed."""
-        return self.begin(plan.StartDismissal(seconds=0), [connection.fileno()])
+    def dismiss(self, connections: list[socket.socket], seconds: int) -> "Operation":
+        """Have a child be the last who has these callers' connections, after this operation. Raises MounterFailed."""
+        return self.begin(plan.StartDismissal(seconds), [each.fileno() for each in connections])
 
 
 class Operation:
@@ -85,6 +85,10 @@ class Operation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the conversation, without waiting for the child's end."""
         self._channel.socket.close()
 
     def say(self, record: plan.Record) -> None:
@@ -127,6 +131,22 @@ class Operation:
             self.say(plan.LetGo())
             with suppress(OperationEnded, OperationFailed, OperationRefused):
                 await self.hear()
+
+    def hang_up(self) -> None:
+        """End the conversation, and with it the child; `ended` tells when."""
+        with suppress(OSError):
+            self._channel.socket.shutdown(socket.SHUT_WR)
+
+    async def ended(self) -> None:
+        """Return when the child has ended, after `hang_up`.
+
+        The last thing that happens to its descriptors is that the one which it was given first is closed: what belongs
+        to the conversation (exit_files and exit_task_work in kernel/exit.c; the latter goes backwards).
+        """
+        with suppress(HungUp):
+            while True:
+                with suppress(wire.ProtocolError):
+                    await self._channel.receive()
 
     async def undo(self) -> bool:
         """Have the child unmount again, and wait for that; whether it has."""

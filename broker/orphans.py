@@ -9,7 +9,7 @@ import time
 
 from broker import log, plan
 from broker.front import Front
-from broker.peer import describe
+from broker.peer import account_of_process, command_of
 from broker.registry import Device, Mount, MountNamespace
 from fusermount3_proxy import wire
 
@@ -37,7 +37,7 @@ def adopt(front: Front, orphan: plan.Orphaned) -> None:
     known = front.registry.find(device)
     if known and known.request == request:
         return
-    command, container = describe(orphan.pid, front.open_proc)
+    account, container = account_of_process(orphan.pid, orphan.uid, front.open_proc)
     front.registry.add(
         Mount(
             device=device,
@@ -45,8 +45,9 @@ def adopt(front: Front, orphan: plan.Orphaned) -> None:
             namespace=MountNamespace(orphan.mount_namespace),
             uid=orphan.uid,
             pid=orphan.pid,
-            command=command,
+            command=command_of(orphan.pid, front.open_proc),
             container=container,
+            account=account,
             mountpoint=b"",
             type=plan.filesystem_type(orphan.subtype),
             source=orphan.source,

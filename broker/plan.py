@@ -93,9 +93,9 @@ class Checked(NamedTuple):
 
 
 class StartDismissal(NamedTuple):
-    """To the mounter, with two descriptors: conversation, a caller's connection.
+    """To the mounter, with the conversation and any number of callers' connections.
 
-    Empty it and close it, when the front has.
+    Empty them and close them, when the front has.
     """
 
     seconds: Seconds

@@ -41,8 +41,8 @@ def serve(path: Path | None, socket_paths: tuple[Path, ...]) -> None:
 
     Raises StartError, ConfigurationError.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     configuration = config.load(path)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     write_log = log.open_log()
     try:
         with ExitStack() as held:

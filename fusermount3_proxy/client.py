@@ -158,7 +158,10 @@ def _exchange(path: bytes, record: bytes, descriptor: int) -> Answer:
     connection.settimeout(REPLY_TIMEOUT)
     connection.connect(path)
     attached = [(SOL_SOCKET, SCM_RIGHTS, descriptor.to_bytes(4, byteorder))]
-    connection.sendmsg([record], attached, MSG_NOSIGNAL)
+    try:
+        connection.sendmsg([record], attached, MSG_NOSIGNAL)
+    except BrokenPipeError:
+        pass  # the broker may have refused before it heard what; then its answer is there
     data, ancillary, flags, _ = connection.recvmsg(wire.MAX_MESSAGE, wire.ANCILLARY_SPACE, MSG_CMSG_CLOEXEC)
     if not data:
         raise ConnectionResetError(ECONNRESET, "the broker closed the connection")

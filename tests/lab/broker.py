@@ -55,10 +55,13 @@ class Broker:
     def configure(self, configuration: str) -> None:
         """Write the configuration file; `reload` or a start puts it into force.
 
-        Dead mounts stay, if it says nothing else: tests make some, and look at them.
+        If it says nothing else, dead mounts stay: tests make some, and look at them. And any number of requests is
+        taken in a second: many tests are one user.
         """
         if "dead_mounts_seconds" not in configuration:
             configuration = f"dead_mounts_seconds = 0\n{configuration}"
+        if "[limits]" not in configuration:
+            configuration += "\n[limits]\nrequests_per_second = 0"
         self.config.write_text(
             f'control_socket = "{self.directory}/control/control.sock"\n'
             f'state_directory = "{self.directory}/state"\n'

@@ -29,7 +29,14 @@ class FrontWithoutMounter:
     def mount(self, number: int, text: str = "/mnt") -> Device:
         """Record a mount, in which `text` is whatever a caller can choose."""
         device = Device(number)
-        names = {"command": text, "container": text, "mountpoint": text.encode(), "type": text, "source": text.encode()}
+        names = {
+            "command": text,
+            "container": text,
+            "account": text,
+            "mountpoint": text.encode(),
+            "type": text,
+            "source": text.encode(),
+        }
         self.front.registry.add(
             Mount(
                 device=device,

@@ -16,9 +16,11 @@ import pytest
 
 from broker import call, log, plan
 from broker.channel import Channel, HungUp
-from broker.config import FILESYSTEMS, Configuration, Deadlines
+from broker.config import FILESYSTEMS, Configuration, Deadlines, Limits
 from broker.front import Front
+from broker.limits import account_of
 from broker.operations import Mounter, MounterFailed, Operation
+from broker.places import Places
 from broker.plan import (
     BadDescriptors,
     Failed,
@@ -81,8 +83,8 @@ class WatchedOperation(Operation):
     async def let_go(self) -> None:
         """The fake child holds nothing, and does not listen for this."""
 
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+    def close(self) -> None:
+        super().close()
         assert self.connection.fileno() == -1, "the child is the last who has the connection"
 
 
@@ -106,9 +108,10 @@ class FakeMounter:
         child.request = child.take()
         return operation
 
-    def dismiss(self, connection: socket.socket) -> Operation:
-        assert connection is self.connection
-        operation, child = self._begin(0)
+    def dismiss(self, connections: list[socket.socket], seconds: int) -> Operation:
+        assert self.connection.fileno() == -1, "it is another's"
+        (self.connection,) = connections
+        operation, child = self._begin(seconds)
         self.dismissals.append(child)
         return operation
 
@@ -576,7 +579,7 @@ def test_a_caller_that_goes_away_is_logged_and_forgotten(scene: Scene) -> None:
 
     scene.play(act)
     assert scene.last_record["message"] == "request caller went away"
-    assert len(scene.mounter.dismissals) == 1
+    assert scene.mounter.dismissals == [], "nothing is in the connection"
 
 
 def test_a_caller_that_says_no_word_but_sends_something_is_as_one_that_goes_away(scene: Scene) -> None:
@@ -732,14 +735,83 @@ def test_a_mount_that_was_refused_is_not_under_way(scene: Scene) -> None:
     mount_one(scene)
 
 
-def test_programs_that_take_long_to_get_ready_leave_places_to_others(scene: Scene) -> None:
-    scene.front.configuration = replace(scene.front.configuration, max_requests=8)
-    scene.front.getting_ready = 2
+@pytest.mark.parametrize("which", ["places", "long_places"])
+def test_who_waits_in_vain_for_a_place_is_refused(scene: Scene, which: str) -> None:
+    scene.front.configuration = replace(scene.front.configuration, deadlines=Deadlines(operation=0))
+    setattr(scene.front, which, Places(total=0, share=1))
 
     async def act() -> None:
         scene.request(MountRequest(b"/mnt", b"", sync_init=True))
         answer = await scene.answer()
-        assert (answer.errno, answer.text) == (errno.EAGAIN, b"mount failed: Resource temporarily unavailable")
+        assert answer.errno == errno.EAGAIN
+        assert answer.text.startswith(b"too many operations of this ")
+        assert answer.text.endswith(b" under way; max_requests=N can be set in /etc/broker.toml")
 
     scene.play(act)
-    assert scene.front.getting_ready == 2
+    assert scene.mounter.children == []
+    assert scene.front.limits_hit == {"max_requests": 1}
+    assert scene.last_record["message"] == "mount refused"
+
+
+def test_a_place_is_taken_until_the_child_has_ended(scene: Scene) -> None:
+    async def act() -> None:
+        scene.request(MountRequest(b"/mnt", b""))
+        child = await scene.child_begins()
+        account = account_of(Path("/proc/self/cgroup").read_bytes(), os.geteuid())
+        child.send(plan.dump(Failed(errno.EIO, b"join")))
+        assert (await scene.answer()).errno == errno.EIO
+        with pytest.raises(HungUp):
+            await scene.caller.receive()
+        assert scene.front.places.taken(account) == 1
+        child.end()
+        while scene.front.places.taken(account):
+            await asyncio.sleep(0)
+        scene.mounter.children.clear()
+
+    scene.play(act)
+
+
+def test_mounts_are_counted_for_the_callers_account(scene: Scene) -> None:
+    mount_one(scene)
+    scene.front.configuration = replace(scene.front.configuration, limits=Limits(mounts=1))
+
+    async def act() -> None:
+        scene.mounter.children.clear()
+        scene.request(MountRequest(b"/mnt", b""))
+        answer = await scene.answer()
+        assert answer.errno == errno.ENOSPC
+        assert answer.text.startswith(b"too many FUSE filesystems mounted by this ")
+        assert answer.text.endswith(b"; limits.mounts=N can be set in /etc/broker.toml")
+
+    scene.play(act)
+    assert scene.mounter.children == []
+    assert scene.front.limits_hit == {"limits.mounts": 1}
+    assert scene.last_record["message"] == "mount refused"
+    scene.fusectl.disconnect(5)
+    scene.mounter.dismissals.clear()
+    mount_one(scene)
+
+
+def test_a_caller_beyond_a_limit_is_refused_before_it_has_said_a_word_and_logged_with_others(scene: Scene) -> None:
+    scene.front.configuration = replace(scene.front.configuration, limits=Limits(requests_per_second=1, burst=1))
+    ids = set()
+
+    async def turned_away() -> None:
+        answer = await scene.answer()
+        assert answer.errno == errno.EAGAIN
+        assert answer.text.startswith(b"too many requests per second from this ")
+        assert answer.text.endswith(b"; limits.requests_per_second=N can be set in /etc/broker.toml")
+        ids.add(answer.id.decode())
+
+    async def first() -> None:
+        scene.caller.socket.close()
+
+    scene.play(first)
+    for _ in range(3):
+        scene.play(turned_away)
+    assert [each["message"] for each in scene.logged] == ["request caller went away"]
+    (refused,) = scene.front.refusals.take()
+    assert ({refused.id}, refused.requests, refused.reason.limit) == (ids, 3, "limits.requests_per_second")
+    assert scene.front.limits_hit == {"limits.requests_per_second": 3}
+    assert scene.front.requests == {"request caller went away": 1, "request refused": 3}
+    assert scene.mounter.dismissals == [], "nothing was said that a child would have to take"

@@ -93,10 +93,10 @@ def test_what_nobody_wants_is_given_to_a_child_to_lose(mounter: Mounter, control
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         theirs.send(b"unwanted")
-        with mounter.dismiss(ours):
+        with mounter.dismiss([ours], 5):
             data, (conversation, connection), _, _ = socket.recv_fds(control, 1000, 10)
             ours.close()
-        assert plan.load(data) == StartDismissal(seconds=0)
+        assert plan.load(data) == StartDismissal(seconds=5)
         with socket.socket(fileno=conversation) as child, socket.socket(fileno=connection) as given:
             assert child.recv(1) == b"", "the front has closed it now, and it is for the child to do so"
             assert given.recv(1000) == b"unwanted"

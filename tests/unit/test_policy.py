@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from broker import policy
 from broker.config import FILESYSTEMS, Configuration
+from broker.limits import AccountName
 from broker.options import Refusal
 from broker.plan import MountFacts, MountPlan, UnmountFacts, UnmountPlan
 from broker.registry import Device, Mount, MountNamespace
@@ -257,6 +258,7 @@ MOUNT = Mount(
     source=b"s",
     mounted_at=1.0,
     request="r",
+    account=AccountName("uid 1000"),
 )
 THERE = UnmountFacts(uid=1000, mount_namespace=7, access_errno=0, mounted=True, device=5, dead=False, may_mount=False)
 NO_ENTRY = (errno.EPERM, "entry for /m not found in /etc/mtab")
