@@ -343,7 +343,7 @@ class Call:
         if self._entered:
             self.refuse(reached)
             return
-        self.id = self._front.refusals.add(self._account_name, reached)
+        self.id = self._front.refusals.add(self._account_name, reached, self.id)
         self._front.requests[f"{self._name} refused"] += 1
         self._answer(reached)
 

@@ -71,12 +71,15 @@ def _is_empty(connection: socket.socket) -> bool:
     """
     with suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        with suppress(ConnectionResetError):  # reported once: the peer went without reading what it was told
-            return _peek(connection)
-        return _peek(connection)
+        try:
+            with suppress(ConnectionResetError):  # reported once: the peer went without reading what it was told
+                return _at_end(connection)
+            return _at_end(connection)
+        finally:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
     return False
 
 
-def _peek(connection: socket.socket) -> bool:
+def _at_end(connection: socket.socket) -> bool:
     data, _, cut, _ = connection.recvmsg(1, 0, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     return not data and not cut

@@ -7,7 +7,6 @@ says its cgroup, cut off where the container's own part begins: what is made bel
 """
 
 import re
-import secrets
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from errno import EAGAIN, ENOSPC
@@ -142,7 +141,7 @@ class Accounts:
         if 0 < limits.concurrent <= account.served:
             what = b"too many requests at once from this %b" % who
             raise LimitReached(EAGAIN, "limits.concurrent", what, configuration)
-        # However many there are that take all they can, what is left is as much as each of them has.
+        # Whoever takes all that can be had, leaves as much to others.
         if account.served >= self._most_served - self._served:
             raise LimitReached(EAGAIN, "max_connections", b"too many requests at once", configuration)
         rate = limits.requests_per_second
@@ -202,7 +201,7 @@ class Refused:
 
     account: AccountName
     reason: LimitReached
-    id: str = field(default_factory=lambda: secrets.token_hex(4))
+    id: str
     requests: int = 0
 
 
@@ -212,9 +211,9 @@ class Refusals:
     def __init__(self) -> None:
         self._refused: dict[tuple[AccountName, str], Refused] = {}
 
-    def add(self, account: AccountName, reason: LimitReached) -> str:
-        """Count a refusal, and return the id under which it will be found in the log."""
-        refused = self._refused.setdefault((account, reason.limit), Refused(account, reason))
+    def add(self, account: AccountName, reason: LimitReached, id: str) -> str:
+        """Count a refusal, and return the id under which it will be found in the log: `id`, if it is the first."""
+        refused = self._refused.setdefault((account, reason.limit), Refused(account, reason, id))
         refused.requests += 1
         return refused.id
 

@@ -1,7 +1,7 @@
 """Places for what the mounter does at the same time, shared out so that nobody can take them all.
 
-An account may have a share of the places, and never more than are still free. So however many accounts take what they
-can get, who comes next finds a place; and of those who wait, it is the one with the fewest who gets the next.
+An account may have a share of the places, and leaves at least as many free as it has; the next place is for the one
+of those who wait that has the fewest. So who comes next mostly finds a place, and is the first to get one otherwise.
 
 A place is taken until the mounter's child has ended. One that is stuck, on its own caller's filesystem, goes on costing
 that caller, and nobody else.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from broker import config
-from broker.config import FILESYSTEMS, Configuration, ConfigurationError, Deadlines, Loopback, Socket
+from broker.config import FILESYSTEMS, Configuration, ConfigurationError, Deadlines, Limits, Loopback, Socket
 
 
 def load(directory: Path, text: str | bytes) -> Configuration:
@@ -35,6 +35,7 @@ def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
     assert read.mountpoint_filesystems == tuple(FILESYSTEMS.values())
     assert read.socket == (Socket(Path("/run/fusermount3-proxy/broker.sock"), 0o666, "root", "root"),)
     assert read.deadlines == Deadlines(request=5, operation=5, commit=10)
+    assert read.limits == Limits(mounts=2000, requests_per_second=100, burst=1000, concurrent=256)
 
 
 def test_without_a_default_file_the_defaults_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,6 +139,10 @@ def test_a_mode_is_three_octal_digits(tmp_path: Path, mode: str) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
+        ("[limits]\nmount = 1", "unknown key 'limits.mount', did you mean 'limits.mounts'?"),
+        ("limits = 1", "'limits' must be a table, not 1"),
+        ("limits.mounts = -1", "'limits.mounts' must be between 0 and 1000000, not -1"),
+        ("limits.burst = 0", "'limits.burst' must be between 1 and 1000000, not 0"),
         ("mount_max = -2", "'mount_max' must be between -1 and 1000000, not -2"),
         ("mount_max = 1000001", "'mount_max' must be between -1 and 1000000, not 1000001"),
         ("max_requests = 0", "'max_requests' must be between 1 and 1000000, not 0"),
