@@ -55,27 +55,38 @@ from fusermount3_proxy.wire import (
 _LONGEST_TEXT = 16 * 1024
 
 
-async def serve(front: Front, channel: Channel) -> None:
-    """Serve the caller at the other end of `channel`."""
+def let_in(front: Front, channel: Channel) -> "Call | None":
+    """Return the call of who has connected, for `serve`; None if it was turned away, or is gone."""
     call = Call(front, channel)
-    with call.held, channel:  # the connection is closed before the conversation ends
-        try:
-            await call.serve()
-        except LimitReached as limit:
-            await call.let_go()
-            call.limit(limit)
-        except Refusal as refusal:
-            await call.let_go()
-            call.refuse(refusal)
-        except ProtocolError as error:
-            call.refuse(Refusal(error.errno, f"bad request: {error.text}".encode()))
-        except MounterFailed as error:
-            front.log(log.ERROR, str(error))
-            call.refuse(Refusal(EIO, b"the broker's mounter takes no requests"))
-        except (HungUp, PeerGone):
-            call.decided(log.INFO, "caller went away")
-        finally:
-            call.hang_up()
+    try:
+        call.enter()
+        return call
+    except LimitReached as reached:
+        call.turn_away(reached)
+    except Refusal as refusal:
+        call.refuse(refusal)
+    except PeerGone:
+        front.gone += 1
+        front.requests["request caller went away"] += 1
+    call.end()
+    return None
+
+
+async def serve(call: "Call") -> None:
+    """Serve a caller that was let in."""
+    try:
+        await call.serve()
+    except Refusal as refusal:
+        await call.let_go()
+        call.refuse(refusal)
+    except ProtocolError as error:
+        call.refuse(Refusal(error.errno, f"bad request: {error.text}".encode()))
+    except MounterFailed as error:
+        call.failed(error)
+    except HungUp:
+        call.decided(log.INFO, "caller went away")
+    finally:
+        call.end()
 
 
 class Call:
@@ -90,21 +101,32 @@ class Call:
         self._name = "request"
         self._operation: Operation | None = None
         self._account_name = GONE
-        self._entered = False
+        self._caller: tuple[Peer, Account]
         self._known: dict[str, log.Value] = {}
         self._command = ""
         self._warnings: tuple[bytes, ...] = ()
 
-    async def serve(self) -> None:
-        """Receive the request and carry it out. Raises Refusal, ProtocolError, HungUp, PeerGone."""
+    def enter(self) -> None:
+        """Find out who calls, and have their account pay for what follows.
+
+        Takes no longer than it must: there may be very many at the door. Raises Refusal, PeerGone.
+        """
         try:
             peer = identify(self._channel.socket, self._front.open_proc)
         except OSError as error:  # no descriptors left, for example
             raise Refusal(error.errno or EIO, f"the broker can't identify its caller: {error}".encode()) from None
         self.held.callback(os.close, peer.pidfd)
+        self._account_name = peer.account
+        accounts = self._front.accounts
+        account = accounts.enter(peer.account, self._front.configuration, self._begun)
+        self.held.callback(accounts.leave, account)
+        self._caller = peer, account
+
+    async def serve(self) -> None:
+        """Receive the request and carry it out. Raises Refusal, ProtocolError, MounterFailed, HungUp."""
+        peer, account = self._caller
         self._known |= {"caller_uid": peer.uid, "caller_gid": peer.gid, "caller_pid": peer.pid}
-        self._known |= {"caller_container": peer.container}
-        account = self._enter(peer)
+        self._known["caller_container"] = peer.container
         request = await self._read_request()
         self._name = request.OPERATION
         self._known["mountpoint"] = request.mountpoint
@@ -113,15 +135,6 @@ class Call:
             await self._mount(peer, account, request)
         else:
             await self._unmount(peer, request)
-
-    def _enter(self, peer: Peer) -> Account:
-        """Have the caller's account pay for what follows. Raises LimitReached."""
-        self._account_name = peer.account
-        accounts = self._front.accounts
-        account = accounts.enter(peer.account, self._front.configuration, time.monotonic())
-        self.held.callback(accounts.leave, account)
-        self._entered = True
-        return account
 
     async def _read_request(self) -> MountRequest | UnmountRequest:
         """Return the request, which the mounter's child is to take with what came with it."""
@@ -334,23 +347,24 @@ class Call:
 
     # Answers ---------------------------------------------------------------------------------------------------
 
-    def limit(self, reached: LimitReached) -> None:
-        """Tell the caller that it asks for too much.
-
-        Of those that were not even let in there may be very many; the log is told once for all (`Server`).
-        """
-        self._front.limits_hit[reached.limit] += 1
-        if self._entered:
-            self.refuse(reached)
-            return
+    def turn_away(self, reached: LimitReached) -> None:
+        """Tell the caller that it may not come in. The log is told once for many such (`Server`)."""
         self.id = self._front.refusals.add(self._account_name, reached, self.id)
-        self._front.requests[f"{self._name} refused"] += 1
+        self._front.limits_hit[reached.limit] += 1
+        self._front.requests["request refused"] += 1
         self._answer(reached)
 
     def refuse(self, refusal: Refusal) -> None:
         """Tell the caller, if it is still there, and the log."""
+        if isinstance(refusal, LimitReached):
+            self._front.limits_hit[refusal.limit] += 1
         self.decided(log.NOTICE, "refused", errno=refusal.errno, text=refusal.text)
         self._answer(refusal)
+
+    def failed(self, error: MounterFailed) -> None:
+        """Tell the caller and the log what is the broker's own fault."""
+        self._front.log(log.ERROR, str(error))
+        self.refuse(Refusal(EIO, b"the broker's mounter takes no requests"))
 
     def _answer(self, refusal: Refusal) -> None:
         with suppress(HungUp):
@@ -363,7 +377,12 @@ class Call:
         if self._operation:
             await self._operation.let_go()
 
-    def hang_up(self) -> None:
+    def end(self) -> None:
+        """Let go of everything. The connection is closed before the conversation ends."""
+        with self.held, self._channel:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
         """End the connection, as far as it is the front's: see `channel` for why somebody else closes it last."""
         self._channel.shut()
         if not (self._operation and self._operation.alive):

@@ -56,6 +56,8 @@ class Front:
     usual_filesystem: int = 0
     #: How many calls are about to mount.
     mounting: int = 0
+    #: How many callers were gone when they were let in, and are not in the log yet.
+    gone: int = 0
     told_foreign_pids: bool = False
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ import re
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from errno import EAGAIN, ENOSPC
+from functools import lru_cache
 from itertools import islice
 from typing import NewType
 
@@ -45,6 +46,7 @@ class LimitReached(Refusal):
         self.limit = limit
 
 
+@lru_cache(256)
 def account_of(cgroup: bytes, uid: int) -> AccountName:
     """Return the account of a process with this /proc/PID/cgroup (cgroups(7), of version 1 and 2) and uid."""
     paths = [line.split(b":", 2)[-1] for line in cgroup.splitlines()]

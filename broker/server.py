@@ -1,7 +1,7 @@
-"""The front accepts callers and gives each a task (`call`), where it is decided at once whether it is served.
+"""The front accepts callers, decides at the door whether they are served (`limits`), and gives each a task (`call`).
 
-Nobody waits to be accepted but for the processor: a caller of whom there are too many is told so. What it is told comes
-into the log here, once a second.
+Nobody waits to be let in but for the processor: a caller of whom there are too many is told so. What it is told comes
+into the log here, once a second, for there may be very many.
 """
 
 import asyncio
@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from broker import call, log
 from broker.channel import Channel
 from broker.front import Front
+
+#: Callers that are let in or turned away before those who are inside have their turn.
+_AT_ONCE = 8
 
 
 class Server:
@@ -27,12 +30,12 @@ class Server:
         """
         for listener in listeners:
             listener.setblocking(False)
-        accepting = [asyncio.create_task(self._accept(listener)) for listener in listeners]
-        accepting.append(asyncio.create_task(self._tell_refusals()))
+        working = [asyncio.create_task(self._accept(listener)) for listener in listeners]
+        working.append(asyncio.create_task(self._tell_refusals()))
         await stop.wait()
-        for task in accepting:
+        for task in working:
             task.cancel()
-        await asyncio.gather(*accepting, return_exceptions=True)
+        await asyncio.gather(*working, return_exceptions=True)
         deadlines = self._front.configuration.deadlines
         await self._end_calls(2 * deadlines.operation + deadlines.commit)
         self._log_refusals()
@@ -46,19 +49,27 @@ class Server:
             await asyncio.gather(*remaining, return_exceptions=True)
 
     async def _accept(self, listener: socket.socket) -> None:
-        """Accept callers, one in each turn of the event loop: those who are being served have theirs, too."""
         loop = asyncio.get_running_loop()
         while True:
             try:
-                connection, _ = await loop.sock_accept(listener)
+                for _ in range(_AT_ONCE):
+                    connection, _ = await loop.sock_accept(listener)  # at once, if there is somebody
+                    self._let_in(connection)
             except OSError as error:  # no descriptors left, for example: callers wait, and it passes
                 self._front.log(log.ERROR, f"cannot accept a caller: {error}")
                 await asyncio.sleep(1)
-                continue
-            task = loop.create_task(call.serve(self._front, Channel(connection)))
+            await asyncio.sleep(0)
+
+    def _let_in(self, connection: socket.socket) -> None:
+        try:
+            entered = call.let_in(self._front, Channel(connection))
+        except Exception as error:
+            self._front.log(log.ERROR, f"internal error: {error!r}")
+            return
+        if entered:
+            task = asyncio.get_running_loop().create_task(call.serve(entered))
             self._tasks.add(task)
             task.add_done_callback(self._finished)
-            await asyncio.sleep(0)
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -71,7 +82,7 @@ class Server:
             self._log_refusals()
 
     def _log_refusals(self) -> None:
-        """Write a record for each account that has come to a limit since the last time."""
+        """Write a record for each account that has come to a limit since the last time, and one for who is gone."""
         for refused in self._front.refusals.take():
             self._front.log(
                 log.NOTICE,
@@ -83,3 +94,6 @@ class Server:
                 errno=refused.reason.errno,
                 text=refused.reason.text,
             )
+        if self._front.gone:
+            self._front.log(log.INFO, "callers went away before they were let in", requests=self._front.gone)
+            self._front.gone = 0

@@ -24,7 +24,9 @@ from broker.config import Loopback, Socket
 MARK = b"trusted.fusermount3-broker"
 #: Where SELinux keeps the label of a file (xattr(7)).
 SELINUX = b"security.selinux"
-BACKLOG = 4096
+#: Callers that wait in the socket. Others wait in connect(2), in turn (see `fusermount3_proxy.client`). The fewer, the
+#: shorter is the queue in which one caller can stand before the others; the broker takes them out quickly.
+BACKLOG = 128
 #: FileDescriptorName= of the socket on which metrics are asked for; all others are callers'.
 METRICS = "metrics"
 METRICS_BACKLOG = 64

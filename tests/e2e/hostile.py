@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import socket
+import struct
 import subprocess
 import time
 import traceback
@@ -84,7 +85,7 @@ class Client:
 
     def __init__(self, broker: Broker, uid: int = 0) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.socket.settimeout(PATIENCE)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", PATIENCE, 0))
         self.devices: list[int] = []
         os.setegid(uid)
         os.seteuid(uid)  # connect(2) takes the credentials that SO_PEERCRED reports
@@ -93,6 +94,7 @@ class Client:
         finally:
             os.seteuid(0)
             os.setegid(0)
+        self.socket.settimeout(PATIENCE)
 
     def __enter__(self) -> Client:
         return self

@@ -168,7 +168,8 @@ class Scene:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with Channel(theirs) as self.caller:
             self.mounter.connection = ours
-            serving = asyncio.create_task(call.serve(self.front, Channel(ours)))
+            entered = call.let_in(self.front, Channel(ours))
+            serving = asyncio.create_task(call.serve(entered)) if entered else asyncio.sleep(0)
             try:
                 await act()
             except HungUp:  # by a call that failed: that tells more
