@@ -40,7 +40,7 @@ def _kernel_tells_of_one_mount() -> bool:
     try:
         root = os.open("/", os.O_PATH | os.O_CLOEXEC)
         try:
-            _, mount_id = syscalls.statx_mount(root, syscalls.STATX_MNT_ID_UNIQUE)
+            mount_id = syscalls.unique_mount_id(root)
         finally:
             os.close(root)
         syscalls.statmount(mount_id, syscalls.STATMOUNT_MNT_BASIC)
@@ -50,14 +50,14 @@ def _kernel_tells_of_one_mount() -> bool:
     return is_unique(mount_id)
 
 
-#: What `look` asks statx(2) for. Where the kernel tells of one mount, nobody has to read the list of all; a caller may
-#: have thousands.
-_MASK = syscalls.STATX_MNT_ID_UNIQUE if _kernel_tells_of_one_mount() else 0
+#: Where the kernel tells of one mount, nobody has to read the list of all; a caller may have thousands.
+_ASK_OF_ONE = _kernel_tells_of_one_mount()
 
 
 def look(descriptor: int) -> Looked:
     """Return on which mount a descriptor is. Raises OSError."""
-    return Looked(*syscalls.statx_mount(descriptor, _MASK))
+    device, mount_id = syscalls.statx_mount(descriptor)
+    return Looked(device, syscalls.unique_mount_id(descriptor) if _ASK_OF_ONE else mount_id)
 
 
 def look_up(directory: int, name: bytes) -> Looked:

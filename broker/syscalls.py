@@ -43,7 +43,8 @@ AT_EACCESS = 0x200
 AT_EMPTY_PATH = 0x1000
 AT_RECURSIVE = 0x8000
 AT_STATX_DONT_SYNC = 0x4000
-STATX_MNT_ID_UNIQUE = 0x4000
+AT_HANDLE_FID = 0x200
+AT_HANDLE_MNT_ID_UNIQUE = 0x001
 
 STATMOUNT_MNT_BASIC = 0x02
 STATMOUNT_MNT_POINT = 0x10
@@ -229,17 +230,34 @@ def fstatfs_type(fd: int) -> int:
     return int.from_bytes(buffer.raw[: ctypes.sizeof(ctypes.c_long)], sys.byteorder)
 
 
-def statx_mount(fd: int, mask: int = 0) -> tuple[int, int]:
+def statx_mount(fd: int) -> tuple[int, int]:
     """Return (device number, mount id) of the mount that `fd` is on, asking nothing of the filesystem.
 
-    With an empty mask, or STATX_MNT_ID_UNIQUE, and AT_STATX_DONT_SYNC the kernel answers from what it has, also for a
-    FUSE filesystem which this process may not enter (fs/fuse/dir.c, fuse_getattr). The device number is the kernel's
-    own, major << 20 | minor; of a filesystem without a block device the major is 0. Offsets are those of struct statx.
+    With an empty mask and AT_STATX_DONT_SYNC the kernel answers from what it has, also for a FUSE filesystem which
+    this process may not enter (fs/fuse/dir.c, fuse_getattr). The device number is the kernel's own, major << 20 |
+    minor; of a filesystem without a block device the major is 0. Offsets are those of struct statx.
     """
     buffer = ctypes.create_string_buffer(256)
-    _check(_libc.statx(fd, b"", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, mask, buffer))
+    _check(_libc.statx(fd, b"", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, 0, buffer))
     major, minor, mount_id = struct.unpack_from("=IIQ", buffer, 0x88)
     return major << 20 | minor, mount_id
+
+
+def unique_mount_id(fd: int) -> int:
+    """Return the id that no other mount will ever have, of the mount that `fd` is on, asking nothing of the filesystem.
+
+    It comes with a handle of the file, which is not wanted, and for which there is no room. statx(2) has it, too, but
+    not for who may not enter a FUSE filesystem. Since Linux 6.12; EINVAL before.
+    """
+    handle = struct.pack("=Ii", 0, 0)
+    mount_id = ctypes.c_uint64(0)
+    flags = AT_EMPTY_PATH | AT_HANDLE_FID | AT_HANDLE_MNT_ID_UNIQUE
+    try:
+        _check(_libc.name_to_handle_at(fd, b"", handle, ctypes.byref(mount_id), flags))
+    except OSError as error:
+        if error.errno != errno.EOVERFLOW:
+            raise
+    return mount_id.value
 
 
 def mount_setattr(dirfd: int, pathname: bytes, flags: int, attr_set: int) -> None:
