@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from broker import syscalls
 from tests.e2e.caller import call_in
 from tests.e2e.conftest import RunBroker, containers, settle, wait_until
 from tests.e2e.hostile import (
@@ -163,6 +164,18 @@ def test_refusals_of_a_container_in_a_second_are_one_record(run_broker: RunBroke
         assert len(broker.records()) < 10 * took + 20, "others are few, too"
 
 
+@pytest.fixture
+def fusectl() -> Iterator[None]:
+    """A fusectl that is mounted all the time, as systemd has it on every host: by it the broker knows mounts again."""
+    context = syscalls.fsopen(b"fusectl", syscalls.FSOPEN_CLOEXEC)
+    syscalls.fsconfig(context, syscalls.FSCONFIG_CMD_CREATE, None, None, 0)
+    mounted = syscalls.fsmount(context, syscalls.FSMOUNT_CLOEXEC, 0)
+    os.close(context)
+    yield
+    os.close(mounted)
+
+
+@pytest.mark.usefixtures("fusectl")
 def test_live_mounts_of_a_container_are_limited_also_after_a_restart(run_broker: RunBroker) -> None:
     broker = run_broker("[limits]\nmounts = 2")
     with containers(broker) as start:
