@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from broker import syscalls
 from tests.e2e.conftest import settle
-from tests.e2e.hostile import mount, unmount
+from tests.e2e.hostile import fuse_mounts, mount, unmount
 from tests.lab.broker import PROXY, Broker
 from tests.lab.images import DEBIAN, image_tag
 from tests.lab.load import Beside, Call, Helper, Holding, holding
@@ -134,10 +134,13 @@ class Crowd:
             self._live.append((place, mount(self.broker, place)))
 
     def empty(self) -> None:
+        """Take everything away, without the broker: whatever has happened, nobody may walk into what doesn't answer."""
         self.enter()
-        for place, descriptor in self._live:
+        for _, descriptor in self._live:
             os.close(descriptor)
-            unmount(self.broker, place)
+        for each in fuse_mounts():
+            with suppress(OSError):  # the broker was quicker: it finds what is dead
+                syscalls.umount2(os.fsencode(each.mountpoint), syscalls.MNT_DETACH)
 
     def enter(self) -> None:
         syscalls.setns(self._namespace, syscalls.CLONE_NEWNS)

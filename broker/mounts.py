@@ -18,6 +18,8 @@ from broker.children import in_child
 
 #: To look at an entry: asks nothing of what is mounted there.
 LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+#: Seconds in which a mount that is busy may come to rest before its owner is told that it is busy.
+BUSY_MOMENT = 0.3
 
 
 class Looked(NamedTuple):
@@ -36,7 +38,7 @@ def is_unique(mount_id: int) -> bool:
 
 
 def _kernel_tells_of_one_mount() -> bool:
-    """Whether statmount(2) and listmount(2) are there, and this service may use them."""
+    """Whether statmount(2) and what goes with it are there, and this service may use them: Linux 6.12."""
     try:
         root = os.open("/", os.O_PATH | os.O_CLOEXEC)
         try:
@@ -51,13 +53,13 @@ def _kernel_tells_of_one_mount() -> bool:
 
 
 #: Where the kernel tells of one mount, nobody has to read the list of all; a caller may have thousands.
-_ASK_OF_ONE = _kernel_tells_of_one_mount()
+_UNIQUE = _kernel_tells_of_one_mount()
 
 
 def look(descriptor: int) -> Looked:
     """Return on which mount a descriptor is. Raises OSError."""
     device, mount_id = syscalls.statx_mount(descriptor)
-    return Looked(device, syscalls.unique_mount_id(descriptor) if _ASK_OF_ONE else mount_id)
+    return Looked(device, syscalls.unique_mount_id(descriptor) if _UNIQUE else mount_id)
 
 
 def look_up(directory: int, name: bytes) -> Looked:
@@ -163,10 +165,26 @@ def unmount(directory: int, name: bytes, looked: Looked, lazy: bool, locks: int,
         here = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         os.fchdir(directory)
         try:
-            syscalls.umount2(name, syscalls.UMOUNT_NOFOLLOW)
+            _umount_at_rest(name)
         finally:
             os.fchdir(here)  # or the directory would be busy
             os.close(here)
+
+
+def _umount_at_rest(name: bytes) -> None:
+    """Unmount what is on an entry of the working directory. Raises OSError, EBUSY if it still is so after a moment.
+
+    Another of the mounter's children may be looking whether the filesystem is dead (`unmount_dead`): libfuse closes
+    its descriptor before it unmounts.
+    """
+    give_up = time.monotonic() + BUSY_MOMENT
+    while True:
+        try:
+            return syscalls.umount2(name, syscalls.UMOUNT_NOFOLLOW)
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() > give_up:
+                raise
+        time.sleep(0.01)
 
 
 def unmount_dead(device: int, locks: int, seconds: int) -> int:
@@ -186,26 +204,35 @@ def unmount_dead(device: int, locks: int, seconds: int) -> int:
 def _unmount_if_dead(device: int, place: bytes, locks: int, seconds: int) -> bool:
     """Unmount the FUSE filesystem of that device at `place` if nobody serves it; whether that was so. Raises OSError.
 
-    What lies there topmost is looked at: of several mounts of the filesystem, each has its turn.
+    What lies there topmost is looked at: of several mounts of the filesystem, each has its turn. Nothing is open while
+    this waits for the locks: whoever has them may be about to unmount the same.
     """
-    resolve = syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_NO_MAGICLINKS
-    entry = syscalls.openat2(syscalls.AT_FDCWD, place, LOOK, resolve)
-    try:
+    with _opened(place) as entry:
         looked = look(entry)
-        if looked.device != device:
-            return False
         try:
             fuse = fuse_of(looked.mount_id)
         except LookupError:
             return False
-        parent = _parent_of(looked.mount_id)
-        if fuse is None or parent is None or not is_dead(entry, fuse):
+        if looked.device != device or fuse is None or not is_dead(entry, fuse):
             return False
-        with alone(locks, [parent, looked.mount_id], seconds):
-            if _is_covered(looked.mount_id):
-                return False
-            syscalls.umount2(b"self/fd/%d" % entry, syscalls.MNT_DETACH)
-            return True
+    parent = _parent_of(looked.mount_id)
+    if parent is None:
+        return False
+    with alone(locks, [parent, looked.mount_id], seconds), _opened(place) as entry:
+        if look(entry) != looked or _is_covered(looked.mount_id):
+            return False
+        syscalls.umount2(b"self/fd/%d" % entry, syscalls.MNT_DETACH)
+        return True
+
+
+@contextmanager
+def _opened(place: bytes) -> Iterator[int]:
+    """Give a descriptor of what lies topmost at a path of mountinfo, to look at it. Raises OSError."""
+    entry = syscalls.openat2(
+        syscalls.AT_FDCWD, place, LOOK, syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_NO_MAGICLINKS
+    )
+    try:
+        yield entry
     finally:
         os.close(entry)
 
@@ -246,9 +273,7 @@ def _type_and_options(mount_id: int) -> tuple[bytes, bytes]:
         status = _status_of(mount_id, syscalls.STATMOUNT_FS_TYPE | syscalls.STATMOUNT_MNT_OPTS)
         if status is None:
             raise LookupError(f"mount {mount_id} is not in this mount namespace")
-        if status.options or status.type != b"fuse":
-            return status.type, status.options
-        mount_id = status.old_id  # a FUSE filesystem has options; before Linux 6.11 they are only in mountinfo
+        return status.type, status.options
     line = _line_of(mount_id)
     if not line:
         raise LookupError(f"mount {mount_id} is not in this mount namespace")

@@ -244,16 +244,16 @@ def statx_mount(fd: int) -> tuple[int, int]:
 
 
 def unique_mount_id(fd: int) -> int:
-    """Return the id that no other mount will ever have, of the mount that `fd` is on, asking nothing of the filesystem.
+    """Return the unique id of the mount that `fd` is on, asking nothing of the filesystem (Linux 6.12).
 
-    It comes with a handle of the file, which is not wanted, and for which there is no room. statx(2) has it, too, but
-    not for who may not enter a FUSE filesystem. Since Linux 6.12; EINVAL before.
+    It comes with the answer of name_to_handle_at(2) that there is no room for the handle, which nobody wants here.
+    statx(2) has it, too, but not of a FUSE filesystem which this process may not enter.
     """
-    handle = struct.pack("=Ii", 0, 0)
-    mount_id = ctypes.c_uint64(0)
+    no_room = ctypes.create_string_buffer(8)  # struct file_handle: 0 bytes of room
+    mount_id = ctypes.c_uint64()
     flags = AT_EMPTY_PATH | AT_HANDLE_FID | AT_HANDLE_MNT_ID_UNIQUE
     try:
-        _check(_libc.name_to_handle_at(fd, b"", handle, ctypes.byref(mount_id), flags))
+        _check(_libc.name_to_handle_at(fd, b"", no_room, ctypes.byref(mount_id), flags))
     except OSError as error:
         if error.errno != errno.EOVERFLOW:
             raise
@@ -271,13 +271,9 @@ _SIZE_OF_STATMOUNT = 512
 
 
 class MountStatus(NamedTuple):
-    """What `statmount` was asked for; empty what was not asked, or is not known to the kernel.
-
-    `old_id` is the id in mountinfo.
-    """
+    """What `statmount` was asked for; empty what was not asked, or is not there."""
 
     parent_id: int
-    old_id: int
     type: bytes
     options: bytes
     point: bytes
@@ -301,7 +297,7 @@ def statmount(mount_id: int, mask: int) -> MountStatus:
                 raise
             size *= 4
     (answered,) = struct.unpack_from("=Q", buffer, 8)
-    parent, old = struct.unpack_from("=QI", buffer, 48)
+    (parent,) = struct.unpack_from("=Q", buffer, 48)
 
     def string(wanted: int, offset: int) -> bytes:
         if not answered & wanted:
@@ -311,7 +307,6 @@ def statmount(mount_id: int, mask: int) -> MountStatus:
 
     return MountStatus(
         parent,
-        old,
         type=string(STATMOUNT_FS_TYPE, 36),
         options=string(STATMOUNT_MNT_OPTS, 4),
         point=string(STATMOUNT_MNT_POINT, 108),
