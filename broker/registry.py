@@ -93,8 +93,9 @@ class Registry:
             return 0
 
     def add(self, mount: Mount) -> None:
-        if mount.device in self._mounts:  # its connection is gone, or the number would not be free
-            self._drop(mount.device)
+        """Add a mount, unless it is gone, and its number another's already."""
+        if self.find(mount.device):
+            return
         columns, marks = ", ".join(_COLUMNS), ", ".join("?" * len(_COLUMNS))
         values = [getattr(mount, name) for name in _COLUMNS]
         self._database.execute(f"INSERT INTO mounts ({columns}) VALUES ({marks})", values)

@@ -108,6 +108,17 @@ def test_a_mount_whose_number_is_used_again_is_no_more(state: State, fake_fusect
     assert live.find(Device(1)) is None
 
 
+def test_a_mount_that_is_gone_does_not_replace_one_on_its_number(state: State, fake_fusectl: FakeFusectl) -> None:
+    """As when its caller commits late, and its child was killed, which kept the number from being used again."""
+    live = state.open()
+    late = mount(3, fake_fusectl.connect(3))
+    added = mount(3, fake_fusectl.reconnect(3), request="another")
+    live.add(added)
+    live.add(late)
+    assert list(live) == [added]
+    assert list(state.open()) == [added]
+
+
 def test_a_mount_on_a_number_used_again_replaces_the_one_before(state: State, fake_fusectl: FakeFusectl) -> None:
     live = state.open()
     live.add(mount(1, fake_fusectl.connect(1), namespace=MountNamespace(7)))
