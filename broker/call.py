@@ -77,14 +77,19 @@ async def serve(call: "Call") -> None:
     try:
         await call.serve()
     except Refusal as refusal:
-        await call.let_go()
-        call.refuse(refusal)
+        try:
+            await call.let_go()
+        finally:  # also when the broker stops meanwhile
+            call.refuse(refusal)
     except ProtocolError as error:
         call.refuse(Refusal(error.errno, f"bad request: {error.text}".encode()))
     except MounterFailed as error:
         call.failed(error)
     except HungUp:
         call.decided(log.INFO, "caller went away")
+    except asyncio.CancelledError:
+        call.decided(log.NOTICE, "ended: the broker stops")
+        raise
     finally:
         call.end()
 
@@ -199,10 +204,11 @@ class Call:
         self._front.registry.add(mount)  # before it is committed: if this front is killed, the next one knows it
         counted.close()
         if request.sync_init:
-            self._channel.send(wire.encode_reply(Reply(self.id.encode())))
+            self._send(Reply(self.id.encode()))
         if await self._committed():
             operation.say(Keep())  # a child that was killed can't undo the mount: it stays all the same
-            with suppress(OperationEnded, OperationFailed, OperationRefused):
+            # It is kept even if the broker stops now.
+            with suppress(OperationEnded, OperationFailed, OperationRefused, asyncio.CancelledError):
                 await operation.expect(Kept)
             self.decided(log.INFO, "mounted", device=mount.device, type=mount.type, source=mount.source)
         elif await operation.undo():
@@ -342,7 +348,7 @@ class Call:
             await operation.expect(Unmounted)
         registry.find(device)  # which drops it, if that was its last mount
         self.decided(log.INFO, "unmounted", device=device)
-        self._channel.send(wire.encode_reply(Reply(self.id.encode())))
+        self._send(Reply(self.id.encode()))
         operation.say(Told())
 
     # Answers ---------------------------------------------------------------------------------------------------
@@ -355,7 +361,7 @@ class Call:
         self._answer(reached)
 
     def refuse(self, refusal: Refusal) -> None:
-        """Tell the caller, if it is still there, and the log."""
+        """Tell the caller and the log."""
         if isinstance(refusal, LimitReached):
             self._front.limits_hit[refusal.limit] += 1
         self.decided(log.NOTICE, "refused", errno=refusal.errno, text=refusal.text)
@@ -367,9 +373,12 @@ class Call:
         self.refuse(Refusal(EIO, b"the broker's mounter takes no requests"))
 
     def _answer(self, refusal: Refusal) -> None:
+        warnings = refusal.warnings or self._warnings
+        self._send(Reply(self.id.encode(), refusal.errno, refusal.text[:_LONGEST_TEXT], warnings))
+
+    def _send(self, reply: Reply) -> None:
+        """Tell the caller, if it is still there."""
         with suppress(HungUp):
-            warnings = refusal.warnings or self._warnings
-            reply = Reply(self.id.encode(), refusal.errno, refusal.text[:_LONGEST_TEXT], warnings)
             self._channel.send(wire.encode_reply(reply))
 
     async def let_go(self) -> None:

@@ -88,10 +88,18 @@ class WatchedOperation(Operation):
         assert self.connection.fileno() == -1, "the child is the last who has the connection"
 
 
+class PatientOperation(WatchedOperation):
+    """One whose child is waited for when it is dismissed."""
+
+    async def let_go(self) -> None:
+        await Operation.let_go(self)
+
+
 class FakeMounter:
     """Gives the test the child's end of each conversation."""
 
     def __init__(self) -> None:
+        self.operation: type[WatchedOperation] = WatchedOperation
         self.children: list[FakeChild] = []
         self.dismissals: list[FakeChild] = []
         """Those that have a connection and nothing to do."""
@@ -119,7 +127,7 @@ class FakeMounter:
         if self.failure:
             raise self.failure
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        return WatchedOperation(ours, seconds, self.connection), FakeChild(theirs, self.connection.fileno())
+        return self.operation(ours, seconds, self.connection), FakeChild(theirs, self.connection.fileno())
 
     def left(self) -> list[tuple[bytes, int]]:
         """Return what nobody has taken, and how many descriptors came with it; all children end."""
@@ -144,6 +152,8 @@ class Scene:
         configuration = Configuration(source=b"/etc/broker.toml")
         self.front = Front(configuration, cast(Mounter, self.mounter), self.registry, self._log, self.proc)
         self.caller: Channel
+        self.serving: asyncio.Task[None]
+        """The call, which the broker cancels when it stops."""
         self.left: list[tuple[bytes, int]]
         """What the caller of the last call had said and nobody had taken."""
 
@@ -169,12 +179,18 @@ class Scene:
         with Channel(theirs) as self.caller:
             self.mounter.connection = ours
             entered = call.let_in(self.front, Channel(ours))
-            serving = asyncio.create_task(call.serve(entered)) if entered else asyncio.sleep(0)
+            self.serving = serving = asyncio.create_task(call.serve(entered) if entered else asyncio.sleep(0))
             try:
                 await act()
             except HungUp:  # by a call that failed: that tells more
                 self.caller.socket.close()
-            await serving
+            await asyncio.wait([serving])
+            if not serving.cancelled():
+                serving.result()
+
+    async def told(self) -> None:
+        """Return when the front has had the time to hear what was said."""
+        await asyncio.sleep(0.01)
 
     def request(self, request: wire.Request, descriptors: int | None = None) -> None:
         pinned = os.open("/", os.O_PATH)
@@ -367,6 +383,61 @@ def test_a_mount_whose_caller_was_gone_when_it_was_handed_over_is_none(scene: Sc
     assert scene.last_record["message"] == "mount caller went away"
 
 
+def test_a_call_that_the_broker_ends_is_logged(scene: Scene) -> None:
+    async def act() -> None:
+        scene.request(MountRequest(b"/mnt", b""))
+        await scene.child_hears()
+        scene.serving.cancel()
+
+    scene.play(act)
+    assert scene.last_record["message"] == "mount ended: the broker stops"
+    assert scene.front.requests == {"mount ended": 1}
+
+
+def test_a_mount_that_may_be_undone_after_the_broker_has_ended_is_kept_in_mind(scene: Scene) -> None:
+    async def act() -> None:
+        scene.request(MountRequest(b"/mnt", b""))
+        await scene.agree()
+        scene.mounted()
+        await scene.told()
+        scene.serving.cancel()
+
+    scene.play(act)
+    assert len(scene.registry) == 1
+    scene.fusectl.disconnect(5)
+    scene.registry.reconcile()
+    assert len(scene.registry) == 0
+
+
+def test_a_mount_that_is_kept_is_logged_although_the_broker_ends(scene: Scene) -> None:
+    async def act() -> None:
+        scene.request(MountRequest(b"/mnt", b""))
+        await scene.agree()
+        scene.mounted()
+        scene.request(CommitRequest())
+        assert await scene.child_hears() == Keep()
+        scene.serving.cancel()
+
+    scene.play(act)
+    assert len(scene.registry) == 1
+    assert scene.front.requests == {"mount mounted": 1}
+
+
+def test_a_refusal_is_told_although_the_broker_ends(scene: Scene) -> None:
+    scene.mounter.operation = PatientOperation
+
+    async def act() -> None:
+        scene.request(MountRequest(b"/mnt", b"bogus"))
+        await scene.child_hears()
+        scene.child_says(FACTS)
+        assert await scene.child_hears() == plan.LetGo()
+        scene.serving.cancel()
+        assert (await scene.answer()).errno == errno.EINVAL
+
+    scene.play(act)
+    assert scene.last_record["message"] == "mount refused"
+
+
 # The FUSE program has its descriptor first
 
 
@@ -417,6 +488,21 @@ def test_a_caller_that_goes_away_while_the_kernel_waits_is_noticed(scene: Scene)
 
     scene.play(act)
     assert scene.last_record["message"] == "mount caller went away"
+
+
+def test_a_mount_whose_caller_is_gone_when_it_is_there_is_rolled_back(scene: Scene) -> None:
+    async def act() -> None:
+        await hand_over(scene)
+        scene.request(ProceedRequest())
+        assert isinstance(await scene.child_hears(), Proceed)
+        scene.caller.socket.close()
+        scene.mounted()
+        assert await scene.child_hears() == plan.Undo()
+        scene.child_ends()
+
+    scene.play(act)
+    assert len(scene.registry) == 1, "its child was killed before it had rolled back"
+    assert scene.last_record["message"].startswith("mount not rolled back")
 
 
 # What the caller sends
@@ -654,6 +740,24 @@ def test_a_caller_unmounts_its_own(scene: Scene) -> None:
     scene.play(act)
     assert len(scene.registry) == 0
     assert scene.last_record["message"] == "unmount unmounted"
+
+
+def test_an_unmount_whose_caller_is_gone_is_one_all_the_same(scene: Scene) -> None:
+    mount_one(scene)
+
+    async def act() -> None:
+        scene.mounter.children.clear()
+        scene.request(UnmountRequest(b"/mnt", b"mnt"))
+        await scene.child_begins()
+        scene.child_says(UNMOUNT_FACTS)
+        assert isinstance(await scene.child_hears(), UnmountPlan)
+        scene.caller.socket.close()
+        scene.fusectl.disconnect(5)
+        scene.child_says(plan.Unmounted())
+        assert await scene.child_hears() == plan.Told()
+
+    scene.play(act)
+    assert scene.front.requests == {"mount mounted": 1, "unmount unmounted": 1}
 
 
 def test_a_caller_does_not_unmount_what_is_anothers(scene: Scene) -> None:
