@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from broker import control
 
@@ -33,18 +33,8 @@ def status_of(broker: Broker, seconds: float = 20) -> dict[str, Any]:
 def kill(broker: Broker, *parts: Part) -> None:
     """Kill parts of the broker at once, and return when it serves again."""
     status = status_of(broker)
-    for part in parts:
-        os.kill(status[part]["pid"], signal.SIGKILL)
-    revive(broker)
+    killed = [psutil.Process(status[part]["pid"]) for part in parts]
+    for process in killed:
+        process.kill()
+    psutil.wait_procs(killed, timeout=10)
     status_of(broker)
-
-
-def revive(broker: Broker) -> None:
-    """Start the broker again if it has ended, as systemd does.
-
-    Where the front is the process that was started, its death ends the broker. This has nothing to do where a
-    supervisor starts the front again.
-    """
-    time.sleep(0.05)
-    if broker.process.poll() is not None:
-        broker.start()
