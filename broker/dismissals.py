@@ -18,6 +18,8 @@ from broker.operations import Mounter, MounterFailed, Operation
 _MOST_AT_ONCE = 252
 #: Seconds that a child may take to close what came with them.
 _SECONDS = 5
+#: Seconds after a child's end before there is another one: it is one of those that operations wait for (`mounter`).
+_PAUSE = 0.1
 
 
 class Dismissals:
@@ -51,16 +53,21 @@ class Dismissals:
                 connection.close()
         self._busy.add(account)
         operation.hang_up()
-        child = asyncio.get_running_loop().create_task(operation.ended())
+        child = asyncio.get_running_loop().create_task(_end(operation))
         self._children.add(child)
-        child.add_done_callback(lambda _: self._ended(account, operation, child))
+        child.add_done_callback(lambda _: self._ended(account, child))
 
-    def _ended(self, account: AccountName, operation: Operation, child: asyncio.Task[None]) -> None:
-        operation.close()
+    def _ended(self, account: AccountName, child: asyncio.Task[None]) -> None:
         self._children.discard(child)
         self._busy.discard(account)
         if account in self._over and not child.cancelled():
             self._dismiss(account)
+
+
+async def _end(operation: Operation) -> None:
+    with operation:
+        await operation.ended()
+    await asyncio.sleep(_PAUSE)
 
 
 def _is_empty(connection: socket.socket) -> bool:

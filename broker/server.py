@@ -13,7 +13,7 @@ from broker.channel import Channel
 from broker.front import Front
 
 #: Callers that are let in or turned away before those who are inside have their turn.
-_AT_ONCE = 8
+_AT_ONCE = 4
 
 
 class Server:

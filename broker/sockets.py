@@ -26,7 +26,7 @@ MARK = b"trusted.fusermount3-broker"
 SELINUX = b"security.selinux"
 #: Callers that wait in the socket. Others wait in connect(2), in turn (see `fusermount3_proxy.client`). The fewer, the
 #: shorter is the queue in which one caller can stand before the others; the broker takes them out quickly.
-BACKLOG = 128
+BACKLOG = 16
 #: FileDescriptorName= of the socket on which metrics are asked for; all others are callers'.
 METRICS = "metrics"
 METRICS_BACKLOG = 64

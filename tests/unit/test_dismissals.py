@@ -75,7 +75,8 @@ class Scene:
 
 
 @pytest.fixture
-def scene() -> Iterator[Scene]:
+def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    monkeypatch.setattr("broker.dismissals._PAUSE", 0)
     scene = Scene()
     yield scene
     for each in (scene.ours, scene.control, *scene.callers):
