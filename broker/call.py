@@ -12,14 +12,16 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from errno import EAGAIN, EBADMSG, EIO, ETIMEDOUT
+from errno import EBADMSG, EIO, ETIMEDOUT
 
 from broker import log, policy, rescue
 from broker.channel import Channel, HungUp
 from broker.front import Front
+from broker.limits import GONE, Account, LimitReached, check_mounts, too_many_operations
 from broker.operations import MounterFailed, Operation, OperationEnded, OperationFailed, OperationRefused
 from broker.options import Refusal
-from broker.peer import Peer, PeerGone, describe, identify
+from broker.peer import Peer, PeerGone, command_of, identify
+from broker.places import Places
 from broker.plan import (
     Ask,
     HandedOver,
@@ -33,8 +35,10 @@ from broker.plan import (
     RolledBack,
     StartMount,
     StartUnmount,
+    Told,
     Unmounted,
     UnmountFacts,
+    filesystem_type,
 )
 from broker.registry import Device, Mount, MountNamespace
 from fusermount3_proxy import wire
@@ -51,24 +55,43 @@ from fusermount3_proxy.wire import (
 _LONGEST_TEXT = 16 * 1024
 
 
-async def serve(front: Front, channel: Channel) -> None:
-    """Serve the caller at the other end of `channel`."""
+def let_in(front: Front, channel: Channel) -> "Call | None":
+    """Return the call of who has connected, for `serve`; None if it was turned away, or is gone."""
     call = Call(front, channel)
-    with call.held, channel:  # the connection is closed before the conversation ends
+    try:
+        call.enter()
+        return call
+    except LimitReached as reached:
+        call.turn_away(reached)
+    except Refusal as refusal:
+        call.refuse(refusal)
+    except PeerGone:
+        front.gone += 1
+        front.requests["request caller went away"] += 1
+    call.end()
+    return None
+
+
+async def serve(call: "Call") -> None:
+    """Serve a caller that was let in."""
+    try:
+        await call.serve()
+    except Refusal as refusal:
         try:
-            await call.serve()
-        except Refusal as refusal:
             await call.let_go()
+        finally:  # also when the broker stops meanwhile
             call.refuse(refusal)
-        except ProtocolError as error:
-            call.refuse(Refusal(error.errno, f"bad request: {error.text}".encode()))
-        except MounterFailed as error:
-            front.log(log.ERROR, str(error))
-            call.refuse(Refusal(EIO, b"the broker's mounter takes no requests"))
-        except (HungUp, PeerGone):
-            call.decided(log.INFO, "caller went away")
-        finally:
-            call.hang_up()
+    except ProtocolError as error:
+        call.refuse(Refusal(error.errno, f"bad request: {error.text}".encode()))
+    except MounterFailed as error:
+        call.failed(error)
+    except HungUp:
+        call.decided(log.INFO, "caller went away")
+    except asyncio.CancelledError:
+        call.decided(log.NOTICE, "ended: the broker stops")
+        raise
+    finally:
+        call.end()
 
 
 class Call:
@@ -82,24 +105,39 @@ class Call:
         self._begun = time.monotonic()
         self._name = "request"
         self._operation: Operation | None = None
+        self._account_name = GONE
+        self._caller: tuple[Peer, Account]
         self._known: dict[str, log.Value] = {}
-        self._command = self._container = ""
+        self._command = ""
         self._warnings: tuple[bytes, ...] = ()
 
-    async def serve(self) -> None:
-        """Receive the request and carry it out. Raises Refusal, ProtocolError, HungUp, PeerGone."""
+    def enter(self) -> None:
+        """Find out who calls, and have their account pay for what follows.
+
+        Takes no longer than it must: there may be very many at the door. Raises Refusal, PeerGone.
+        """
         try:
-            peer = identify(self._channel.socket)
+            peer = identify(self._channel.socket, self._front.open_proc)
         except OSError as error:  # no descriptors left, for example
             raise Refusal(error.errno or EIO, f"the broker can't identify its caller: {error}".encode()) from None
         self.held.callback(os.close, peer.pidfd)
+        self._account_name = peer.account
+        accounts = self._front.accounts
+        account = accounts.enter(peer.account, self._front.configuration, self._begun)
+        self.held.callback(accounts.leave, account)
+        self._caller = peer, account
+
+    async def serve(self) -> None:
+        """Receive the request and carry it out. Raises Refusal, ProtocolError, MounterFailed, HungUp."""
+        peer, account = self._caller
         self._known |= {"caller_uid": peer.uid, "caller_gid": peer.gid, "caller_pid": peer.pid}
+        self._known["caller_container"] = peer.container
         request = await self._read_request()
         self._name = request.OPERATION
         self._known["mountpoint"] = request.mountpoint
         if isinstance(request, MountRequest):
             self._known["options"] = request.options
-            await self._mount(peer, request)
+            await self._mount(peer, account, request)
         else:
             await self._unmount(peer, request)
 
@@ -115,27 +153,44 @@ class Call:
             raise ProtocolError(EBADMSG, f"'{request.OPERATION}' before a mount")
         return request
 
-    def _begin(self, peer: Peer, start: StartMount | StartUnmount) -> Operation:
-        """Have the mounter begin; the operation ends with the call at the latest. Raises MounterFailed."""
-        descriptors = [self._channel.socket.fileno(), peer.pidfd]
-        self._operation = self.held.enter_context(self._front.mounter.begin(start, descriptors))
+    async def _begin(self, peer: Peer, start: StartMount | StartUnmount) -> Operation:
+        """Have the mounter begin, when there is a place for it; the operation ends with the call at the latest.
+
+        Raises MounterFailed, LimitReached.
+        """
+        places = self._front.places
+        await self._take_place(places)
+        try:
+            self._operation = self._front.mounter.begin(start, [self._channel.socket.fileno(), peer.pidfd])
+        except MounterFailed:
+            places.give_back(peer.account)
+            raise
+        self.held.callback(places.give_back_after, peer.account, self._operation)
         return self._operation
+
+    async def _take_place(self, places: Places) -> None:
+        """Take a place for the caller's account. Raises LimitReached, before the caller gives up."""
+        configuration = self._front.configuration
+        try:
+            await places.take(self._account_name, 2 * configuration.deadlines.operation)
+        except TimeoutError:
+            raise too_many_operations(self._account_name, configuration) from None
 
     def _describe(self, peer: Peer) -> None:
         """Look up, for the log, what people call the caller; takes a while, so it is done while the mounter works."""
-        self._command, self._container = describe(peer.pid, self._front.open_proc)
-        self._known |= {"caller_command": self._command, "caller_container": self._container}
+        self._known["caller_command"] = self._command = command_of(peer.pid, self._front.open_proc)
 
     # Mounting --------------------------------------------------------------------------------------------------
 
-    async def _mount(self, peer: Peer, request: MountRequest) -> None:
+    async def _mount(self, peer: Peer, account: Account, request: MountRequest) -> None:
         """Mount in the caller's namespaces, and keep the mount once the descriptor has arrived where it belongs."""
-        start = StartMount(self._front.configuration.deadlines.operation)
-        self._front.mounting += 1
-        self.held.callback(self._front.ends_mounting)
+        deadlines = self._front.configuration.deadlines
+        start = StartMount(deadlines.operation, deadlines.commit)
+        counted = self._count_mount(account)
         if request.sync_init:
-            self._take_long()
-        operation = self._begin(peer, start)
+            await self._take_place(self._front.long_places)
+            self.held.callback(self._front.long_places.give_back, account.name)
+        operation = await self._begin(peer, start)
         with _explained(b"mount failed", request):
             plan, said = await self._agree(peer, request, operation)
             if isinstance(said, HandedOver):
@@ -146,18 +201,20 @@ class Call:
             raise Refusal(EIO, b"mount failed: Input/output error")
         self._tell_foreign_pids(said)
         mount = self._record(peer, request, plan, said)
+        self._front.registry.add(mount)  # before it is committed: if this front is killed, the next one knows it
+        counted.close()
         if request.sync_init:
-            self._channel.send(wire.encode_reply(Reply(self.id.encode())))
+            self._send(Reply(self.id.encode()))
         if await self._committed():
-            self._front.registry.add(mount)
             operation.say(Keep())  # a child that was killed can't undo the mount: it stays all the same
-            with suppress(OperationEnded, OperationFailed, OperationRefused):
+            # It is kept even if the broker stops now.
+            with suppress(OperationEnded, OperationFailed, OperationRefused, asyncio.CancelledError):
                 await operation.expect(Kept)
             self.decided(log.INFO, "mounted", device=mount.device, type=mount.type, source=mount.source)
         elif await self._undo(operation, mount):
+            self._front.registry.find(mount.device)  # which drops it
             self.decided(log.NOTICE, "rolled back: the caller did not take the mount")
-        else:
-            self._front.registry.add(mount)  # so that its owner can unmount it
+        else:  # it stays in the registry, so that its owner can unmount it
             self.decided(log.WARNING, "not rolled back: it is covered, or its guardian was killed", device=mount.device)
 
     async def _undo(self, operation: Operation, mount: Mount) -> bool:
@@ -165,12 +222,16 @@ class Call:
         async with rescue.aborted_if_hung(self._front, mount):
             return await operation.undo()
 
-    def _take_long(self) -> None:
-        """Count a call that may take minutes; a quarter of the places is for such. Raises Refusal."""
-        if self._front.getting_ready >= max(1, self._front.configuration.max_requests // 4):
-            raise Refusal(EAGAIN, b"mount failed: Resource temporarily unavailable")
-        self._front.getting_ready += 1
-        self.held.callback(self._front.is_ready)
+    def _count_mount(self, account: Account) -> ExitStack:
+        """Count a mount before it is there, until what is returned is closed. Raises LimitReached."""
+        most = self._front.configuration.limits.mounts
+        live = self._front.registry.count(account.name, most - account.mounting) + account.mounting
+        check_mounts(account, live, self._front.configuration)
+        account.mounting += 1
+        self._front.mounting += 1
+        counted = self.held.enter_context(ExitStack())
+        counted.callback(self._front.ends_mounting, account)
+        return counted
 
     async def _agree(self, peer: Peer, request: MountRequest, operation: Operation) -> tuple[MountPlan, Record]:
         """Agree on a plan with the mounter's child; return it, and what the child says when it has begun.
@@ -259,9 +320,10 @@ class Call:
             uid=plan.uid,
             pid=peer.pid,
             command=self._command,
-            container=self._container,
+            container=peer.container,
+            account=peer.account,
             mountpoint=request.mountpoint,
-            type="fuse" + (f".{plan.subtype.decode('utf-8', 'backslashreplace')}" if plan.subtype else ""),
+            type=filesystem_type(plan.subtype),
             source=plan.source,
             mounted_at=time.time(),
             request=self.id,
@@ -280,30 +342,51 @@ class Call:
 
     async def _unmount(self, peer: Peer, request: UnmountRequest) -> None:
         start = StartUnmount(self._front.configuration.deadlines.operation, request.name, request.only_dead)
-        operation = self._begin(peer, start)
+        operation = await self._begin(peer, start)
         self._describe(peer)
         registry = self._front.registry
         with _explained(b"failed to unmount %b" % request.mountpoint, request):
             facts = await operation.expect(UnmountFacts)
             device = Device(facts.device)
             mount = registry.find(device) if facts.mounted else None
-            operation.say(policy.decide_unmount(request, facts, mount))
+            operation.say(policy.decide_unmount(self.id.encode(), request, facts, mount))
             if mount and mount.namespace == facts.mount_namespace:
                 await rescue.unmounted(self._front, operation, mount)
             else:
                 await operation.expect(Unmounted)
         registry.find(device)  # which drops it, if that was its last mount
         self.decided(log.INFO, "unmounted", device=device)
-        self._channel.send(wire.encode_reply(Reply(self.id.encode())))
+        self._send(Reply(self.id.encode()))
+        operation.say(Told())
 
     # Answers ---------------------------------------------------------------------------------------------------
 
+    def turn_away(self, reached: LimitReached) -> None:
+        """Tell the caller that it may not come in. The log is told once for many such (`Server`)."""
+        self.id = self._front.refusals.add(self._account_name, reached, self.id)
+        self._front.limits_hit[reached.limit] += 1
+        self._front.requests["request refused"] += 1
+        self._answer(reached)
+
     def refuse(self, refusal: Refusal) -> None:
-        """Tell the caller, if it is still there, and the log."""
+        """Tell the caller and the log."""
+        if isinstance(refusal, LimitReached):
+            self._front.limits_hit[refusal.limit] += 1
         self.decided(log.NOTICE, "refused", errno=refusal.errno, text=refusal.text)
+        self._answer(refusal)
+
+    def failed(self, error: MounterFailed) -> None:
+        """Tell the caller and the log what is the broker's own fault."""
+        self._front.log(log.ERROR, str(error))
+        self.refuse(Refusal(EIO, b"the broker's mounter takes no requests"))
+
+    def _answer(self, refusal: Refusal) -> None:
+        warnings = refusal.warnings or self._warnings
+        self._send(Reply(self.id.encode(), refusal.errno, refusal.text[:_LONGEST_TEXT], warnings))
+
+    def _send(self, reply: Reply) -> None:
+        """Tell the caller, if it is still there."""
         with suppress(HungUp):
-            warnings = refusal.warnings or self._warnings
-            reply = Reply(self.id.encode(), refusal.errno, refusal.text[:_LONGEST_TEXT], warnings)
             self._channel.send(wire.encode_reply(reply))
 
     async def let_go(self) -> None:
@@ -311,24 +394,26 @@ class Call:
         if self._operation:
             await self._operation.let_go()
 
-    def hang_up(self) -> None:
+    def end(self) -> None:
+        """Let go of everything. The connection is closed before the conversation ends."""
+        with self.held, self._channel:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
         """End the connection, as far as it is the front's: see `channel` for why somebody else closes it last."""
         self._channel.shut()
         if self._operation and self._operation.stuck:
             rescue.leave(self._front, self._operation, rescue.own(self._front, self._operation.entering))
-        if self._operation and self._operation.alive:
-            return
-        try:
-            self.held.enter_context(self._front.mounter.dismiss(self._channel.socket))
-        except MounterFailed as error:
-            self._front.log(log.ERROR, str(error))
+        if not (self._operation and self._operation.alive):
+            self._front.dismissals.add(self._account_name, self._channel.give_away())
 
     def decided(self, priority: int, result: str, **fields: log.Value) -> None:
         """Write the one record of the call."""
+        took = time.monotonic() - self._begun
         self._front.requests[f"{self._name} {result.partition(':')[0]}"] += 1
-        took = round(1000 * (time.monotonic() - self._begun), 2)
-        message = f"{self._name} {result}"
-        self._front.log(priority, message, request_id=self.id, milliseconds=took, **self._known, **fields)
+        self._front.latency.labels(self._name).observe(took)
+        message, milliseconds = f"{self._name} {result}", round(1000 * took, 2)
+        self._front.log(priority, message, request_id=self.id, milliseconds=milliseconds, **self._known, **fields)
 
 
 @contextmanager

@@ -33,6 +33,10 @@ class Channel:
     ) -> None:
         self.socket.close()
 
+    def give_away(self) -> socket.socket:
+        """Return the socket, which is the taker's to close from now on."""
+        return socket.socket(fileno=self.socket.detach())
+
     async def receive(self) -> bytes:
         """Return the next record. Raises HungUp, and ProtocolError for a record that is too long."""
         data, _ = await self._next(0)

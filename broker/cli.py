@@ -1,14 +1,16 @@
 """``fusermount3-broker``: the commands an administrator types."""
 
 import json
-import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from broker import config
+from broker import config, figures, terminal
 from fusermount3_proxy import __version__
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _CONFIG = click.option(
     "--config",
@@ -63,14 +65,40 @@ def status(config_path: Path | None, as_json: bool) -> None:
         return
     click.echo(f"version        {answer['version']}")
     click.echo(f"configuration  {answer['configuration']}")
-    click.echo(f"up             {answer['uptime_seconds']} s")
-    click.echo(f"live mounts    {answer['mounts']}")
+    click.echo(f"up             {terminal.duration(answer['uptime_seconds'])}")
+    click.echo(f"mounts         {', '.join(f'{count} {state}' for state, count in answer['mount_states'].items())}")
     for name in ("supervisor", "front", "mounter"):
         process = answer[name]
-        memory = process["rss_bytes"] / 2**20
-        click.echo(f"{name:14} pid {process['pid']}, {memory:.1f} MiB")
+        click.echo(f"{name:14} pid {process['pid']}, {terminal.mebibytes(process['rss_bytes'])}")
+    click.echo(f"descriptors    {answer['front']['open_descriptors']} of the front")
+    click.echo(f"restarts       {answer['mounter']['restarts']} of the mounter")
     for result, count in sorted(answer["requests"].items()):
         click.echo(f"{result + ':':24} {count}")
+    for operation, histogram in sorted(answer["latency"].items()):
+        p50, p99 = (terminal.latency(figures.quantile(histogram["buckets"], part)) for part in (0.5, 0.99))
+        click.echo(f"{operation + ' takes:':24} p50 {p50}, p99 {p99}")
+    for limit, count in sorted(answer["limits_hit"].items()):
+        click.echo(f"{limit + ' hit:':24} {count}")
+
+
+@main.command()
+@_CONFIG
+@click.option("--once", is_flag=True, help="Print one look and end; so it is where the output is no terminal.")
+def top(config_path: Path | None, once: bool) -> None:
+    """Show mounts, rates and latencies of the running broker each second, until q is pressed."""
+    from broker import control
+    from broker import top as display
+
+    at = _load(config_path).control_socket
+    console = _console()
+
+    def ask() -> display.Look:
+        return display.Look(control.ask(at, "status"), control.ask(at, "mounts"))
+
+    try:
+        (display.once if once or not console.is_terminal else display.live)(ask, console)
+    except control.NotRunning as error:
+        raise click.ClickException(str(error)) from None
 
 
 @main.command()
@@ -101,30 +129,30 @@ def abort(config_path: Path | None, id: str) -> None:  # what it is called in th
     answer = _ask(config_path, f"abort {id}")
     if "error" in answer:
         raise click.ClickException(answer["error"])
-    click.echo(_visible(f"aborted {answer['request']}: {answer['mountpoint']}, {answer['type']}"))
+    click.echo(terminal.visible(f"aborted {answer['request']}: {answer['mountpoint']}, {answer['type']}"))
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("REQUEST", "STATE", "MOUNTPOINT", "TYPE", "SOURCE", "UID", "PID", "COMMAND", "CONTAINER", "SINCE"):
         table.add_column(heading, overflow="fold")
     for row in rows:
-        since = time.strftime("%F %T", time.localtime(row["mounted_at"]))
+        since = terminal.moment(row["mounted_at"])
         cells = [row["request"], row["state"], row["mountpoint"], row["type"], row["source"]]
         cells += [str(row["uid"]), str(row["pid"]), row["command"], row["container"][:24], since]
-        table.add_row(*map(_visible, cells))
+        table.add_row(*map(terminal.visible, cells))
+    _console().print(table)
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console.width = 100_000  # a program reads lines, not a screen
-    console.print(table)
-
-
-def _visible(text: str) -> str:
-    """Return `text` without the power to move the terminal's cursor: a caller chose it."""
-    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+    return console
 
 
 def _load(path: Path | None) -> config.Configuration:

@@ -93,17 +93,43 @@ class Deadlines:
 
 
 @dataclass(frozen=True)
+class Loopback:
+    """A TCP port that only this machine can reach."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one container, or one user, may have; 0: any number. `mounts`: live ones; `requests_per_second`, after a
+    `burst` that may come at once; `concurrent`: requests being served. A message has at most 64 KiB in any case."""
+
+    mounts: int = 2000
+    requests_per_second: int = 100
+    burst: int = 1000
+    concurrent: int = 256
+
+
+@dataclass(frozen=True)
 class Configuration:
     user_allow_other: bool = False
     mount_max: int = 1000
     mountpoint_filesystems: tuple[int, ...] = tuple(FILESYSTEMS.values())
     max_requests: int = 64
+    max_connections: int = 2048
     dead_mounts_seconds: int = 2
     hung_seconds: int = 10
     socket: tuple[Socket, ...] = (Socket(),)
     control_socket: Path = Path("/run/fusermount3-broker/control.sock")
     state_directory: Path = Path("/var/lib/fusermount3-broker")
+    #: Where metrics and health are told: a Unix socket, a port, or nowhere.
+    metrics: Path | Loopback | None = None
     deadlines: Deadlines = field(default_factory=Deadlines)
+    limits: Limits = field(default_factory=Limits)
     #: The file this was read from, for messages; no key of it.
     source: bytes = _NO_FILE
 
@@ -161,6 +187,8 @@ def _read_value(kind: Any, key: str, value: Any, prefix: str) -> Any:
     name = prefix + key
     if key == "mode":
         return _mode(name, value)
+    if key == "metrics":
+        return _metrics(name, value)
     if key == "mountpoint_filesystems":
         return tuple(_filesystem(name, each) for each in _typed(list, "a list", name, value))
     if key == "socket":
@@ -168,8 +196,8 @@ def _read_value(kind: Any, key: str, value: Any, prefix: str) -> Any:
         if not tables:
             raise ConfigurationError(f"'{name}' is empty: nobody could connect")
         return tuple(_read_table(Socket, each, f"{name}.") for each in tables)
-    if kind is Deadlines:
-        return _read_table(Deadlines, _typed(dict, "a table", name, value), f"{name}.")
+    if kind in (Deadlines, Limits):
+        return _read_table(kind, _typed(dict, "a table", name, value), f"{name}.")
     if kind is Path:
         return _absolute_path(name, value)
     if kind is bool:
@@ -186,7 +214,14 @@ def _typed(kind: type, description: str, name: str, value: Any) -> Any:
 
 
 #: The least value, where it is not 1; -1 of mount_max is "no limit", as in fuse.conf(5).
-_LEAST = {"mount_max": -1, "dead_mounts_seconds": 0, "hung_seconds": 0}
+_LEAST = {
+    "mount_max": -1,
+    "dead_mounts_seconds": 0,
+    "hung_seconds": 0,
+    "mounts": 0,
+    "requests_per_second": 0,
+    "concurrent": 0,
+}
 
 
 def _number(key: str, name: str, value: Any) -> int:
@@ -222,6 +257,25 @@ def _absolute_path(name: str, value: Any) -> Path:
     if not path.is_absolute():
         raise ConfigurationError(f"'{name}' must be an absolute path, not '{path}'")
     return path
+
+
+def _metrics(name: str, value: Any) -> Path | Loopback | None:
+    """An absolute path, a port on loopback, or nothing."""
+    text: str = _typed(str, "a string", name, value)
+    if not text:
+        return None
+    if text.startswith("/"):
+        return _absolute_path(name, text)
+    address = re.fullmatch(r"(127\.0\.0\.1|\[::1\]):([0-9]{1,5})", text)
+    if not address:
+        raise ConfigurationError(
+            f'\'{name}\' must be an absolute path, "127.0.0.1:PORT" or "[::1]:PORT", not {text!r}: '
+            "there is no password, so nobody but this machine may reach it"
+        )
+    port = int(address[2])
+    if not 1 <= port <= 65535:
+        raise ConfigurationError(f"'{name}': a port is between 1 and 65535, not {port}")
+    return Loopback(address[1].strip("[]"), port)
 
 
 def _check_accounts(socket: Socket) -> None:

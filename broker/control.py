@@ -6,6 +6,7 @@ status``, ``mounts`` and ``abort`` ask it.
 
 import asyncio
 import json
+import math
 import os
 import socket
 import time
@@ -17,6 +18,7 @@ from broker import rescue
 from broker.front import Front
 from broker.operations import MounterFailed, OperationEnded, OperationFailed, OperationRefused
 from broker.registry import Mount
+from broker.states import MOUNT_STATES
 from fusermount3_proxy import __version__
 
 LIMIT = 64 * 1024 * 1024
@@ -95,7 +97,10 @@ def status(front: Front) -> dict[str, Any]:
         "configuration": os.fsdecode(front.configuration.source),
         "uptime_seconds": round(time.time() - front.started),
         "mounts": len(front.registry),
+        "mount_states": dict.fromkeys(MOUNT_STATES, 0) | front.mount_states(),
         "requests": dict(front.requests),
+        "latency": _latency(front),
+        "limits_hit": dict(front.limits_hit),
         "supervisor": {"pid": os.getppid(), "rss_bytes": _rss(front, os.getppid())},
         "front": {"pid": os.getpid(), "rss_bytes": _rss(front, os.getpid()), "open_descriptors": _open_descriptors()},
         "mounter": {
@@ -104,6 +109,20 @@ def status(front: Front) -> dict[str, Any]:
             "restarts": front.mounter.restarts,
         },
     }
+
+
+def _latency(front: Front) -> dict[str, Any]:
+    """Return the histograms by operation, as `figures` describes them, with the sum of all seconds."""
+    found: dict[str, dict[str, Any]] = {}
+    for metric in front.latency.collect():
+        for sample in metric.samples:
+            histogram = found.setdefault(sample.labels["operation"], {"buckets": []})
+            if sample.name.endswith("_bucket"):
+                bound = float(sample.labels["le"])
+                histogram["buckets"].append((None if math.isinf(bound) else bound, int(sample.value)))
+            elif sample.name.endswith("_sum"):
+                histogram["seconds"] = sample.value
+    return found
 
 
 def _rss(front: Front, pid: int) -> int:
@@ -121,7 +140,6 @@ def _open_descriptors() -> int:
 
 def _described(front: Front, mount: Mount) -> dict[str, Any]:
     """Return the mount as JSON has it: paths that are not UTF-8 with backslash escapes."""
-    hung_seconds = front.configuration.hung_seconds
     return {
         "request": mount.request,
         "device": mount.device,
@@ -134,6 +152,6 @@ def _described(front: Front, mount: Mount) -> dict[str, Any]:
         "container": mount.container,
         "mount_namespace": mount.namespace,
         "mounted_at": mount.mounted_at,
-        "state": front.health.state(mount.connection, hung_seconds, time.monotonic()),
-        "waiting": front.health.waiting(mount.connection),
+        "state": front.state(mount),
+        "waiting": front.states.waiting(mount.connection),
     }

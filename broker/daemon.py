@@ -6,16 +6,24 @@ begun; signals are the supervisor's business.
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 import sqlite3
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from broker import config, control, log, orders, sandbox
 from broker.config import Configuration, ConfigurationError
+from broker.endpoint import Endpoint
 from broker.front import Front
+from broker.health import Health
+from broker.limits import Accounts
 from broker.operations import Mounter
+from broker.orphans import expect
 from broker.registry import Registry
 from broker.server import Server
 from broker.watch import Watch
@@ -31,20 +39,30 @@ def main(supervisor: socket.socket) -> None:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     try:
-        front, control_socket, listening = _begin(supervisor)
+        front, sockets = _begin(supervisor)
     except (OSError, sqlite3.Error, ConfigurationError) as error:
         supervisor.send(orders.dump(orders.Failed(str(error).encode())))
         return
-    asyncio.run(_run(front, supervisor, control_socket, listening))
+    asyncio.run(_run(front, supervisor, sockets))
 
 
-def _begin(supervisor: socket.socket) -> tuple[Front, socket.socket, list[socket.socket]]:
-    """Return the front, and the sockets for administrators and for callers. Raises OSError, sqlite3.Error."""
-    begin, (mounter, fusectl, proc, *listening) = _receive(supervisor)
+class _Sockets(NamedTuple):
+    """The sockets on which others come: orphans, administrators, perhaps who wants metrics, and callers."""
+
+    orphans: socket.socket
+    control: socket.socket
+    metrics: socket.socket | None
+    callers: list[socket.socket]
+
+
+def _begin(supervisor: socket.socket) -> tuple[Front, _Sockets]:
+    """Return the front and its sockets. Raises OSError, sqlite3.Error."""
+    begin, (mounter, orphans, fusectl, proc, *listening) = _receive(supervisor)
     assert isinstance(begin, orders.Begin)
     state_directory = Path(os.fsdecode(begin.state_directory))
     configuration = _configuration(*_receive(supervisor))
     write_log = log.open_log()
+    descriptors = _raise_descriptor_limit()
     missing = sandbox.enter(state_directory, proc)
     registry = Registry(state_directory, fusectl)
     if missing:
@@ -52,8 +70,31 @@ def _begin(supervisor: socket.socket) -> tuple[Front, socket.socket, list[socket
     if registry.lost:
         write_log(log.ERROR, f"the table of mounts was damaged, a new one is begun: {registry.lost}")
     front = Front(configuration, Mounter(socket.socket(fileno=mounter)), registry, write_log, proc)
+    _limit_connections(front, descriptors)
     control_socket, *callers = [socket.socket(fileno=each) for each in listening]
-    return front, control_socket, callers
+    metrics = callers.pop(0) if begin.metrics else None
+    return front, _Sockets(socket.socket(fileno=orphans), control_socket, metrics, callers)
+
+
+#: What a connection takes: itself, who it is, what its child says, and as much again for its end.
+_DESCRIPTORS_EACH = 4
+#: What the front itself takes, with room.
+_DESCRIPTORS_OWN = 100
+
+
+def _raise_descriptor_limit() -> int:
+    """Have as many descriptors as the kernel allows; return how many."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return most
+
+
+def _limit_connections(front: Front, descriptors: int) -> None:
+    """Have no more connections than there are descriptors for."""
+    connections = max(1, (descriptors - _DESCRIPTORS_OWN) // _DESCRIPTORS_EACH)
+    if connections < front.configuration.max_connections:
+        front.log(log.WARNING, f"no more than {connections} connections: there are only {descriptors} descriptors")
+        front.accounts = Accounts(connections)
 
 
 def _receive(supervisor: socket.socket) -> tuple[orders.Order, list[int]]:
@@ -72,19 +113,35 @@ def _configuration(order: orders.Order, descriptors: list[int]) -> Configuration
         return config.read(file, Path(os.fsdecode(order.path)), accounts=False)
 
 
-async def _run(
-    front: Front, supervisor: socket.socket, control_socket: socket.socket, listening: list[socket.socket]
-) -> None:
+async def _run(front: Front, supervisor: socket.socket, sockets: _Sockets) -> None:
     stop = asyncio.Event()
     supervisor.setblocking(False)
     asyncio.get_running_loop().add_reader(supervisor, _obey, supervisor, front, stop)
-    async with await control.serve(control_socket, front):
-        names = ", ".join(each.getsockname() for each in listening)
+    expect(front, sockets.orphans)
+    async with await control.serve(sockets.control, front):
+        names = ", ".join(each.getsockname() for each in sockets.callers)
         front.log(log.INFO, f"serving on {names}", live_mounts=len(front.registry))
         supervisor.send(orders.dump(orders.Ready()))
         watching = asyncio.create_task(Watch(front).run())
-        await Server(front).run(listening, stop)
+        async with _watched(front, sockets.metrics, stop):
+            await Server(front).run(sockets.callers, stop)
         watching.cancel()
+
+
+@asynccontextmanager
+async def _watched(front: Front, listener: socket.socket | None, stop: asyncio.Event) -> AsyncIterator[None]:
+    """Tell metrics and health on `listener`, if there is one, for as long as the block runs."""
+    if listener is None:
+        yield
+        return
+    health = Health(front.mounter, stop)
+    serving = asyncio.create_task(Endpoint(front, health).serve(listener))
+    try:
+        yield
+    finally:
+        health.close()
+        serving.cancel()
+        await asyncio.wait([serving])
 
 
 def _obey(supervisor: socket.socket, front: Front, stop: asyncio.Event) -> None:

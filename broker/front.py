@@ -6,11 +6,31 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
+from prometheus_client import Histogram
+
 from broker.config import Configuration
-from broker.health import Health
+from broker.dismissals import Dismissals
+from broker.limits import Account, Accounts, Refusals
 from broker.log import Log
 from broker.operations import Mounter
-from broker.registry import Registry
+from broker.places import Places
+from broker.registry import Mount, Registry
+from broker.states import States
+
+#: Upper bounds in seconds. Most mounts take a few milliseconds; the last bounds are those of the deadlines.
+LATENCY_BUCKETS = (
+    *(0.001, 0.002, 0.003, 0.004, 0.005, 0.0075),
+    *(0.01, 0.015, 0.02, 0.03, 0.05, 0.075),
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 300.0),
+)
+
+
+def _latency() -> Histogram:
+    name, meaning = (
+        "fusermount3_broker_request_duration_seconds",
+        "From a caller's connection to the end of its request.",
+    )
+    return Histogram(name, meaning, ["operation"], buckets=LATENCY_BUCKETS, registry=None)
 
 
 @dataclass
@@ -23,27 +43,47 @@ class Front:
     log: Log
     #: The root of a /proc that shows all processes, whatever that of the broker's mount namespace hides.
     proc: int
-    #: What the surveys say of the mounts.
-    health: Health = field(default_factory=Health)
     #: Those who wait for children of the mounter that can't be killed.
     stuck: set[asyncio.Task[None]] = field(default_factory=set)
     started: float = field(default_factory=time.time)
-    #: How many requests ended how, by operation and result.
+    #: How many requests ended how, by operation and result: "mount refused". Both are words of ours, never a caller's.
     requests: Counter[str] = field(default_factory=Counter)
+    #: How long they took, by operation.
+    latency: Histogram = field(default_factory=_latency)
+    #: How often a limit has refused something, by the limit's key in the configuration.
+    limits_hit: Counter[str] = field(default_factory=Counter)
+    #: What the surveys say of the mounts.
+    states: States = field(default_factory=States)
     #: The f_type under the last mountpoint: the best guess for the next one.
     usual_filesystem: int = 0
     #: How many calls are about to mount.
     mounting: int = 0
-    #: How many of them have a FUSE program that may take minutes to get ready (``--sync-init``).
-    getting_ready: int = 0
+    #: How many callers were gone when they were let in, and are not in the log yet.
+    gone: int = 0
     told_foreign_pids: bool = False
+
+    def __post_init__(self) -> None:
+        most = self.configuration.max_requests
+        #: For what the mounter does.
+        self.places = Places(most, max(1, most // 4))
+        #: For those whose FUSE program may take minutes to get ready (``--sync-init``).
+        self.long_places = Places(max(1, most // 4), most)
+        self.accounts = Accounts(self.configuration.max_connections)
+        self.refusals = Refusals()
+        self.dismissals = Dismissals(self.mounter, self.log)
+
+    def state(self, mount: Mount) -> str:
+        """Return which of `MOUNT_STATES` the mount is in."""
+        return self.states.of(mount.connection, self.configuration.hung_seconds, time.monotonic())
+
+    def mount_states(self) -> Counter[str]:
+        """Return how many mounts there are in each state."""
+        return Counter(self.state(mount) for mount in self.registry)
 
     def open_proc(self, path: str, flags: int) -> int:
         """Open a file of `proc`; an opener for `open`. Raises OSError."""
         return os.open(path, flags | os.O_CLOEXEC, dir_fd=self.proc)
 
-    def ends_mounting(self) -> None:
+    def ends_mounting(self, account: Account) -> None:
         self.mounting -= 1
-
-    def is_ready(self) -> None:
-        self.getting_ready -= 1
+        account.mounting -= 1

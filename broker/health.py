@@ -1,61 +1,58 @@
-"""How a mount is: live, dead, or hung. Concluded from what the surveys of `watch` find; nobody is asked here.
+"""Whether the broker could serve a caller now: the front is not ending, and a child of the mounter answers.
 
-It is hung when requests wait for its FUSE program and their number is the same at each look, for long enough. That
-can't tell a program that hangs from one that is slow and takes on as many requests as it answers.
+One check is under way at a time, however many ask: a mounter that is stuck must not find a queue of them when it goes
+on. Who asks then waits for that one, and a good second at most.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+import asyncio
+import os
 
-State = Literal["live", "dead", "hung"]
+from broker.operations import Mounter, MounterFailed, OperationEnded, OperationFailed, OperationRefused
+from broker.plan import Checked, StartCheck
 
-
-@dataclass
-class _Seen:
-    """What was seen of a mount: `waiting` requests, that many since `since`; whether a process serves it."""
-
-    waiting: int
-    since: float
-    served: bool
+#: Seconds in which a healthy mounter answers.
+PATIENCE = 1.0
+#: Seconds for which an answer counts.
+FRESH = 1.0
+#: Seconds after which a check that found no answer is given up, and the next one may begin.
+GIVE_UP = 60
 
 
 class Health:
-    """What is known of mounts, by the inodes of their connections. Times are monotonic seconds."""
+    """The health of the broker. `stopping` is set when it ends."""
 
-    def __init__(self) -> None:
-        self._seen: dict[int, _Seen] = {}
-        self._aborted: set[int] = set()
+    def __init__(self, mounter: Mounter, stopping: asyncio.Event) -> None:
+        self._mounter = mounter
+        self._stopping = stopping
+        self._check: asyncio.Task[str] | None = None
+        self._answered_at = 0.0
 
-    def note(self, connection: int, waiting: int, served: bool, now: float) -> None:
-        """Take down what a survey found."""
-        before = self._seen.get(connection)
-        since = before.since if before and before.waiting == waiting else now
-        self._seen[connection] = _Seen(waiting, since, served)
+    async def problem(self) -> str:
+        """Return why the broker can't serve, in at most `PATIENCE` seconds; empty if it can."""
+        if self._stopping.is_set():
+            return "the broker is ending"
+        now = asyncio.get_running_loop().time()
+        if self._check is None or (self._check.done() and now - self._answered_at > FRESH):
+            self._check = asyncio.create_task(self._ask())
+        check = self._check
+        await asyncio.wait([check], timeout=PATIENCE)
+        return check.result() if check.done() else f"the mounter gave no answer within {PATIENCE:.0f} s"
 
-    def note_aborted(self, connection: int) -> None:
-        """Take down that nobody is served by it any more, whoever still has its descriptor."""
-        self._aborted.add(connection)
+    def close(self) -> None:
+        if self._check is not None:
+            self._check.cancel()
 
-    def forget_all_but(self, connections: set[int]) -> None:
-        self._seen = {each: seen for each, seen in self._seen.items() if each in connections}
-        self._aborted &= connections
-
-    def is_aborted(self, connection: int) -> bool:
-        return connection in self._aborted
-
-    def is_served(self, connection: int) -> bool:
-        """Whether a process serves it, for all that is known."""
-        return not self.is_aborted(connection) and (connection not in self._seen or self._seen[connection].served)
-
-    def waiting(self, connection: int) -> int:
-        """Return how many requests waited when somebody looked last."""
-        return self._seen[connection].waiting if connection in self._seen else 0
-
-    def state(self, connection: int, hung_seconds: int, now: float) -> State:
-        """Return how it is; it is hung after `hung_seconds` without movement, 0: never."""
-        if not self.is_served(connection):
-            return "dead"
-        seen = self._seen.get(connection)
-        if seen and seen.waiting and 0 < hung_seconds <= now - seen.since:
-            return "hung"
-        return "live"
+    async def _ask(self) -> str:
+        """Return why the mounter can't mount; empty if it can."""
+        try:
+            with self._mounter.begin(StartCheck(seconds=1), []) as operation:
+                answer = await operation.hear(GIVE_UP)
+            return "" if isinstance(answer, Checked) else "the mounter said something else"
+        except MounterFailed as error:
+            return str(error)
+        except OperationFailed as error:
+            return f"the mounter can't {error.step}: {os.strerror(error.errno)}"
+        except (OperationEnded, OperationRefused):
+            return "the mounter ended without an answer"
+        finally:
+            self._answered_at = asyncio.get_running_loop().time()

@@ -58,18 +58,20 @@ _FUSE_DEVICE = os.makedev(10, 229)
 class Descriptors:
     """What the mounter opens before it serves, for children whose root is no longer the broker's."""
 
-    def __init__(self) -> None:
+    def __init__(self, orphans: socket.socket) -> None:
         #: Not the one that is mounted at /proc, which may hide processes.
         self.proc = _detached(b"proc")
         self.fusectl = _detached(b"fusectl")
         self.devices = _private_devices()
+        #: Where to say what the next front has to know.
+        self.orphans = orphans
         #: Nothing is in this file; see `mounts.alone`.
         self.locks = os.memfd_create("locks")
 
 
-def main(control: socket.socket, supervisor: socket.socket) -> None:
+def main(control: socket.socket, orphans: socket.socket, supervisor: socket.socket) -> None:
     """Tell the supervisor when this is ready; keep `SPARES` children that take start records from `control`, until that
-    has no other end any more."""
+    has no other end any more. `orphans` leads to whoever is the front then."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the front decides when to end, and hangs up
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children say all in their conversation; the kernel reaps them
@@ -77,7 +79,7 @@ def main(control: socket.socket, supervisor: socket.socket) -> None:
     _hide()
     capabilities.keep(*CAPABILITIES)
     os.setgroups([])
-    opened = Descriptors()
+    opened = Descriptors(orphans)
     socket.send_fds(supervisor, [b"ready"], [opened.fusectl, opened.proc])
     supervisor.close()
     sys.path.clear()
@@ -218,6 +220,8 @@ def _operate(opened: Descriptors, start: Record, descriptors: list[int]) -> None
             _survey(opened, talk, start)
         elif isinstance(start, plan.StartAbort):
             _abort(opened, talk, start)
+        elif isinstance(start, plan.StartCheck):
+            _check(opened, talk)
     except StepError as error:
         talk.say(plan.Failed(error.errno, error.step.encode()))
     except BadRequest as bad:
@@ -229,8 +233,18 @@ def _operate(opened: Descriptors, start: Record, descriptors: list[int]) -> None
     except Exception as error:
         talk.say(plan.Failed(errno.EIO, repr(error).encode()))
     talk.wait_for_end()
-    if isinstance(start, plan.StartMount | plan.StartUnmount | plan.StartDismissal):
-        _drain(socket.socket(fileno=descriptors[1]))
+    with talk.bounded("let go"):
+        for connection in _connections(start, descriptors[1:]):
+            _drain(connection)
+
+
+def _connections(start: Record, descriptors: list[int]) -> list[socket.socket]:
+    """Return the callers' connections among the descriptors that came with a start record."""
+    if isinstance(start, plan.StartMount | plan.StartUnmount):
+        descriptors = descriptors[:1]
+    elif not isinstance(start, plan.StartDismissal):
+        descriptors = []
+    return [socket.socket(fileno=descriptor) for descriptor in descriptors]
 
 
 def _drain(connection: socket.socket) -> None:
@@ -251,7 +265,7 @@ def _serve_caller(
         caller.join(opened, pidfd)
     try:
         if isinstance(start, plan.StartMount):
-            _mount(talk, caller)
+            _mount(talk, caller, start.commit_seconds, opened.orphans)
         else:
             _unmount(talk, caller, start)
     finally:
@@ -377,7 +391,8 @@ class Caller:
 
     def join(self, opened: Descriptors, pidfd: int) -> None:
         """Enter the caller's namespaces. Raises OSError."""
-        bounding, effective = namespaces.capabilities_of(self._credentials()[0], opened.proc)
+        self.pid = self._credentials()[0]
+        bounding, effective = namespaces.capabilities_of(self.pid, opened.proc)
         self.may_mount = bool(effective >> syscalls.CAP_SYS_ADMIN & 1)
         self.in_user_namespace = namespaces.join_user_namespace(pidfd)
         traced = not self.in_user_namespace and bool(bounding >> syscalls.CAP_SYS_PTRACE & 1)
@@ -420,17 +435,36 @@ class Caller:
         """Send the device to the caller. Raises HungUp when the caller is gone."""
         warnings = tuple(wanted.warnings.splitlines())
         reply = wire.Reply(wanted.request, warnings=warnings, auto_unmount=wanted.auto_unmount)
+        self._send(reply, [_rights(self.device)])
+
+    def tell(self, request: bytes) -> None:
+        """Tell the caller, who waits for it, that its request has been carried out. Raises HungUp."""
+        self._send(wire.Reply(request), [])
+
+    def _send(self, reply: wire.Reply, rights: list[tuple[int, int, bytes]]) -> None:
         try:
-            self._connection.sendmsg([wire.encode_reply(reply)], [_rights(self.device)], _NOW)
+            self._connection.sendmsg([wire.encode_reply(reply)], rights, _NOW)
         except OSError:
             raise HungUp from None
+
+    def commits(self, seconds: int) -> bool:
+        """Whether the caller says, in time, that it has taken the mount."""
+        waiting = select.poll()
+        waiting.register(self._connection, select.POLLIN)
+        if not waiting.poll(1000 * seconds):
+            return False
+        try:
+            said, _, cut, _ = self._connection.recvmsg(wire.MAX_MESSAGE, 0, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            return not cut and isinstance(wire.decode_request(said), wire.CommitRequest)
+        except (OSError, wire.ProtocolError):
+            return False
 
 
 #: A caller that has not read its socket for long counts as gone.
 _NOW = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
 
 
-def _mount(talk: Conversation, caller: Caller) -> None:
+def _mount(talk: Conversation, caller: Caller, commit_seconds: int, orphans: socket.socket) -> None:
     mountpoint = caller.pinned
     with talk.bounded("access mountpoint"):
         facts = _mount_facts(talk, caller, mountpoint)
@@ -461,8 +495,8 @@ def _mount(talk: Conversation, caller: Caller) -> None:
         if not wanted.sync_init:
             caller.hand_over(wanted)
         os.close(caller.device)  # at once: whoever keeps a copy keeps a dead daemon's mount from failing
-        talk.say(plan.Mounted(device, caller.mount_namespace, caller.pids_visible))
-        if not isinstance(talk.hear(), plan.Keep):
+        mounted = plan.Mounted(device, caller.mount_namespace, caller.pids_visible)
+        if not _is_wanted(talk, caller, wanted, mounted, commit_seconds, orphans):
             raise HungUp
         with talk.bounded("let go"):
             os.close(mount)
@@ -475,6 +509,37 @@ def _mount(talk: Conversation, caller: Caller) -> None:
             os.close(mount)
             caller.let_go()
         talk.say(plan.RolledBack())
+
+
+def _is_wanted(
+    talk: Conversation,
+    caller: Caller,
+    wanted: plan.MountPlan,
+    mounted: plan.Mounted,
+    commit_seconds: int,
+    orphans: socket.socket,
+) -> bool:
+    """Whether the mount is to stay: that is for the front to say, and for the caller if there is none any more."""
+    try:
+        talk.say(mounted)
+        return isinstance(talk.hear(), plan.Keep)
+    except HungUp:
+        if wanted.sync_init:
+            caller.tell(wanted.request)
+        if not caller.commits(commit_seconds):
+            return False
+    orphan = plan.Orphaned(
+        device=mounted.device,
+        mount_namespace=mounted.mount_namespace,
+        uid=caller.uid,
+        pid=caller.pid,
+        request=wanted.request,
+        source=wanted.source,
+        subtype=wanted.subtype,
+    )
+    with suppress(OSError):  # the broker is gone, altogether
+        orphans.send(plan.dump(orphan), _NOW)
+    return True
 
 
 def _rests_on(wanted: Record, facts: plan.MountFacts) -> bool:
@@ -538,7 +603,11 @@ def _unmount(talk: Conversation, caller: Caller, start: plan.StartUnmount) -> No
     with talk.bounded("unmount"):
         mounts.unmount(directory, start.name, looked, wanted.lazy, caller.locks, talk.seconds)
         caller.let_go()
-    talk.say(plan.Unmounted())
+    try:
+        talk.say(plan.Unmounted())
+        talk.hear()
+    except HungUp:  # and nobody has told the caller
+        caller.tell(wanted.request)
 
 
 def _unmount_facts(
@@ -614,6 +683,13 @@ def _abort(opened: Descriptors, talk: Conversation, start: plan.StartAbort) -> N
     except OSError as error:
         raise StepError(error.errno or errno.EIO, "abort") from None
     talk.say(plan.Aborted())
+
+
+def _check(opened: Descriptors, talk: Conversation) -> None:
+    """Say that there is a child for an operation, and a device for its mount."""
+    with talk.bounded("open /dev/fuse"):
+        os.close(os.open("dev/fuse", os.O_RDWR | os.O_CLOEXEC, dir_fd=opened.devices))
+    talk.say(plan.Checked())
 
 
 def _rights(descriptor: int) -> tuple[int, int, bytes]:

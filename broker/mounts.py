@@ -18,18 +18,48 @@ from broker.children import User, in_child
 
 #: To look at an entry: asks nothing of what is mounted there.
 LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+#: Seconds in which a mount that is busy may come to rest before its owner is told that it is busy.
+BUSY_MOMENT = 0.3
 
 
 class Looked(NamedTuple):
-    """What `look` found: the kernel's number of the device, and the mount id."""
+    """What `look` found: the kernel's number of the device, and the mount id (see `is_unique`)."""
 
     device: int
     mount_id: int
 
 
+def is_unique(mount_id: int) -> bool:
+    """Whether this is an id that no other mount will ever have, and for which statmount(2) can be asked.
+
+    The other ids, those in mountinfo, are small numbers and used again (fs/namespace.c, MNT_UNIQUE_ID_OFFSET).
+    """
+    return mount_id >= 1 << 31
+
+
+def _kernel_tells_of_one_mount() -> bool:
+    """Whether statmount(2) and what goes with it are there, and this service may use them: Linux 6.12."""
+    try:
+        root = os.open("/", os.O_PATH | os.O_CLOEXEC)
+        try:
+            mount_id = syscalls.unique_mount_id(root)
+        finally:
+            os.close(root)
+        syscalls.statmount(mount_id, syscalls.STATMOUNT_MNT_BASIC)
+        syscalls.listmount(mount_id)
+    except OSError:
+        return False
+    return is_unique(mount_id)
+
+
+#: Where the kernel tells of one mount, nobody has to read the list of all; a caller may have thousands.
+_UNIQUE = _kernel_tells_of_one_mount()
+
+
 def look(descriptor: int) -> Looked:
     """Return on which mount a descriptor is. Raises OSError."""
-    return Looked(*syscalls.statx_mount(descriptor))
+    device, mount_id = syscalls.statx_mount(descriptor)
+    return Looked(device, syscalls.unique_mount_id(descriptor) if _UNIQUE else mount_id)
 
 
 def look_up(directory: int, name: bytes) -> Looked:
@@ -141,10 +171,26 @@ def unmount(directory: int, name: bytes, looked: Looked, lazy: bool, locks: int,
         here = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         os.fchdir(directory)
         try:
-            syscalls.umount2(name, syscalls.UMOUNT_NOFOLLOW)
+            _umount_at_rest(name)
         finally:
             os.fchdir(here)  # or the directory would be busy
             os.close(here)
+
+
+def _umount_at_rest(name: bytes) -> None:
+    """Unmount what is on an entry of the working directory. Raises OSError, EBUSY if it still is so after a moment.
+
+    Another of the mounter's children may be looking whether the filesystem is dead (`unmount_dead`): libfuse closes
+    its descriptor before it unmounts.
+    """
+    give_up = time.monotonic() + BUSY_MOMENT
+    while True:
+        try:
+            return syscalls.umount2(name, syscalls.UMOUNT_NOFOLLOW)
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() > give_up:
+                raise
+        time.sleep(0.01)
 
 
 def unmount_dead(device: int, locks: int, seconds: int) -> int:
@@ -154,29 +200,50 @@ def unmount_dead(device: int, locks: int, seconds: int) -> int:
     """
     wanted = b"%d:%d" % (device >> 20, device & 0xFFFFF)
     reaped = 0
-    for line in _mountinfo().splitlines()[1:]:
-        mount_id, parent, number, _, place, _ = line.split(b" ", 5)
+    for line in _mountinfo().split(b"\n")[1:-1]:
+        _, _, number, _, place, _ = line.split(b" ", 5)
         if number == wanted:
-            looked = Looked(device, int(mount_id))
-            reaped += _unmount_if_dead(looked, int(parent), _unescaped(place), locks, seconds)
+            reaped += _unmount_if_dead(device, _unescaped(place), locks, seconds)
     return reaped
 
 
-def _unmount_if_dead(looked: Looked, parent: int, place: bytes, locks: int, seconds: int) -> bool:
-    """Unmount one mount of a FUSE filesystem if nobody serves it; whether that was so. Raises OSError."""
-    fuse = fuse_of(looked.mount_id)
-    if fuse is None:
-        return False
-    resolve = syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_NO_MAGICLINKS
-    entry = syscalls.openat2(syscalls.AT_FDCWD, place, LOOK, resolve)
-    try:
-        if look(entry) != looked or not is_dead(entry, fuse):
+def _unmount_if_dead(device: int, place: bytes, locks: int, seconds: int) -> bool:
+    """Unmount the FUSE filesystem of that device at `place` if nobody serves it; whether that was so. Raises OSError.
+
+    What lies there topmost is looked at: of several mounts of the filesystem, each has its turn. Nothing is open while
+    this waits for the locks: whoever has them may be about to unmount the same.
+    """
+    with _opened(place) as entry:
+        looked = look(entry)
+        try:
+            fuse = fuse_of(looked.mount_id)
+        except LookupError:
             return False
-        with alone(locks, [parent, looked.mount_id], seconds):
-            if _is_covered(looked.mount_id):
-                return False
-            syscalls.umount2(b"self/fd/%d" % entry, syscalls.MNT_DETACH)
-            return True
+        if looked.device != device or fuse is None or not is_dead(entry, fuse):
+            return False
+    parent = _parent_of(looked.mount_id)
+    if parent is None:
+        return False
+    with ExitStack() as held, alone(locks, [parent, looked.mount_id], seconds):
+        entry = held.enter_context(_opened(place))  # closed without the lock; see `unmount`
+        if look(entry) != looked or _is_covered(looked.mount_id):
+            return False
+        syscalls.umount2(b"self/fd/%d" % entry, syscalls.MNT_DETACH)
+        return True
+
+
+@contextmanager
+def _opened(place: bytes) -> Iterator[int]:
+    """Give a descriptor of what lies topmost at a path of mountinfo, to look at it. Raises OSError.
+
+    No symlink is followed. It is not openat2(2) that sees to that, because systemd forbids it with RestrictSUIDSGID=.
+    """
+    entry = os.open(b"/", LOOK)
+    try:
+        for name in filter(None, place.split(b"/")):
+            directory, entry = entry, os.open(name, LOOK, dir_fd=entry)
+            os.close(directory)
+        yield entry
     finally:
         os.close(entry)
 
@@ -202,10 +269,7 @@ def fuse_of(mount_id: int) -> Fuse | None:
 
     Raises LookupError if it is not in this mount namespace.
     """
-    line = _line_of(mount_id)
-    if not line:
-        raise LookupError(f"mount {mount_id} is not in this mount namespace")
-    filesystem, _, options = line.partition(b" - ")[2].split(b" ", 2)
+    filesystem, options = _type_and_options(mount_id)
     if filesystem.partition(b".")[0] != b"fuse":
         return None
     given = options.split(b",")
@@ -213,8 +277,32 @@ def fuse_of(mount_id: int) -> Fuse | None:
     return Fuse(int(values[b"user_id"]), int(values[b"group_id"]), b"allow_other" in given)
 
 
+def _type_and_options(mount_id: int) -> tuple[bytes, bytes]:
+    if is_unique(mount_id):
+        status = _status_of(mount_id, syscalls.STATMOUNT_FS_TYPE | syscalls.STATMOUNT_MNT_OPTS)
+        if status is None:
+            raise LookupError(f"mount {mount_id} is not in this mount namespace")
+        return status.type, status.options
+    line = _line_of(mount_id)
+    if not line:
+        raise LookupError(f"mount {mount_id} is not in this mount namespace")
+    filesystem, _, options = line.partition(b" - ")[2].split(b" ", 2)
+    return filesystem, options
+
+
+def _status_of(mount_id: int, mask: int) -> syscalls.MountStatus | None:
+    """Return what the kernel says of a mount by its unique id; None if it is not in this mount namespace."""
+    try:
+        return syscalls.statmount(mount_id, mask)
+    except FileNotFoundError:
+        return None
+
+
 def _mountinfo() -> bytes:
-    """Return /proc/self/mountinfo (proc_pid_mountinfo(5)), with a newline before each line."""
+    """Return /proc/self/mountinfo (proc_pid_mountinfo(5)), with a newline before each line and after the last.
+
+    Names are what callers like, but for the newlines, which the kernel escapes; carriage returns stand there as such.
+    """
     descriptor = os.open("self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
     with open(descriptor, "rb", buffering=0) as file:
         return b"\n" + file.readall()
@@ -227,20 +315,39 @@ def _line_of(mount_id: int) -> bytes:
 
 def _parent_of(mount_id: int) -> int | None:
     """Return the id of the mount that a mount lies on; None if it is not in this mount namespace."""
+    if is_unique(mount_id):
+        status = _status_of(mount_id, syscalls.STATMOUNT_MNT_BASIC)
+        return status.parent_id if status else None
     line = _line_of(mount_id)
     return int(line.partition(b" ")[0]) if line else None
 
 
 def _is_covered(mount_id: int) -> bool:
     """Whether another mount lies on this one; one in a directory of it does not."""
+    if is_unique(mount_id):
+        mask = syscalls.STATMOUNT_MNT_BASIC | syscalls.STATMOUNT_MNT_POINT
+        here = _status_of(mount_id, mask)
+        others = (_status_of(each, mask) for each in _mounts_on(mount_id)) if here and here.point else ()
+        return any(each and here and (each.parent_id, each.point) == (mount_id, here.point) for each in others)
     places = {}
     covering = []
-    for line in _mountinfo().splitlines()[1:]:
+    for line in _mountinfo().split(b"\n")[1:-1]:
         each, parent, _, _, place, _ = line.split(b" ", 5)
         places[each] = place
         if parent == b"%d" % mount_id:
             covering.append(place)
     return places.get(b"%d" % mount_id) in covering
+
+
+def _mounts_on(mount_id: int) -> Iterator[int]:
+    """Yield the unique ids of the mounts on and below a mount; none if it is not in this mount namespace."""
+    last = 0
+    try:
+        while found := syscalls.listmount(mount_id, last):
+            yield from found
+            last = found[-1]
+    except FileNotFoundError:
+        return
 
 
 def _unescaped(place: bytes) -> bytes:
@@ -251,6 +358,6 @@ def _unescaped(place: bytes) -> bytes:
 
 def rehearse(locks: int) -> None:
     """Go through the motions of attaching a mount."""
-    _parent_of(0)
+    _parent_of(look(locks).mount_id)
     with alone(locks, [0], 1):
         pass

@@ -58,13 +58,13 @@ class Mounter:
                 raise MounterFailed(f"the mounter takes no operation: {error}") from None
         return Operation(ours, start.seconds)
 
-    def dismiss(self, connection: socket.socket) -> "Operation":
-        """Have a child be the last who has a caller's connection, after this operation. Raises MounterFailed."""
-        return self.begin(plan.StartDismissal(seconds=0), [connection.fileno()])
+    def dismiss(self, connections: list[socket.socket], seconds: int) -> "Operation":
+        """Have a child be the last who has these callers' connections, after this operation. Raises MounterFailed."""
+        return self.begin(plan.StartDismissal(seconds), [each.fileno() for each in connections])
 
 
 class Operation:
-    """The conversation with one child. Leaving the ``with`` block hangs up, which undoes a mount not kept."""
+    """The conversation with one child. Leaving the ``with`` block hangs up; see `plan` for what the child does then."""
 
     def __init__(self, conversation: socket.socket, seconds: int) -> None:
         self._channel = Channel(conversation)
@@ -85,6 +85,10 @@ class Operation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the conversation, without waiting for the child's end."""
         self._channel.socket.close()
 
     def say(self, record: plan.Record) -> None:
@@ -139,14 +143,24 @@ class Operation:
                 await self.hear()
 
     def hang_up(self) -> None:
-        """Say nothing more; the child may still."""
+        """End the conversation, and with it the child; `ended` tells when."""
         with suppress(OSError):
             self._channel.socket.shutdown(socket.SHUT_WR)
 
+    async def ended(self) -> None:
+        """Return when the child has ended, after `hang_up`.
+
+        The last thing that happens to its descriptors is that the one which it was given first is closed: what belongs
+        to the conversation (exit_files and exit_task_work in kernel/exit.c; the latter goes backwards).
+        """
+        with suppress(HungUp):
+            while True:
+                with suppress(wire.ProtocolError):
+                    await self._channel.receive()
+
     async def undo(self) -> bool:
-        """Hang up on purpose, and wait until the child has unmounted again; whether it has."""
-        self.hang_up()
-        self.alive = False  # that is the end for which the child waits: it is not the last to go
+        """Have the child unmount again, and wait for that; whether it has."""
+        self.say(plan.Undo())
         try:
             await self.expect(plan.RolledBack)
         except (OperationEnded, OperationFailed, OperationRefused):
@@ -163,11 +177,3 @@ class Operation:
         other = Operation(self._channel.socket.dup(), 0)
         other.alive, other.finished, other.entering = self.alive, self.finished, self.entering
         return other
-
-    async def ended(self) -> None:
-        """Hang up, and return when the child has ended. Until then it may hold what is the caller's."""
-        self.hang_up()
-        with suppress(HungUp):
-            while True:
-                with suppress(wire.ProtocolError):
-                    await self._channel.receive()

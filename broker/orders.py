@@ -13,10 +13,14 @@ from broker.records import Vocabulary
 
 
 class Begin(NamedTuple):
-    """With descriptors: the conversation with the mounter, the roots of fusectl and of /proc, the control socket, and
-    then those on which callers come. `state_directory` is where the table of mounts is."""
+    """With descriptors: for the mounter's operations, for its orphans, the roots of fusectl and of /proc, the control
+    socket, with `metrics` that on which metrics are asked for, and then those on which callers come.
+
+    `state_directory` is where the table of mounts is.
+    """
 
     state_directory: bytes
+    metrics: bool
 
 
 class Configuration(NamedTuple):

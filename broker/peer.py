@@ -5,6 +5,7 @@ use the ones that the mounter reads after it has joined the caller's (`plan.Moun
 """
 
 import os
+import select
 import socket
 import struct
 from collections.abc import Callable
@@ -12,7 +13,8 @@ from dataclasses import dataclass
 
 import psutil
 
-from broker import syscalls
+from broker import limits, syscalls
+from broker.limits import AccountName
 
 
 class PeerGone(Exception):
@@ -23,20 +25,32 @@ class PeerGone(Exception):
 class Peer:
     """A caller. `pidfd` refers to the process that connected and is the holder's to close.
 
-    `pid` is 0 where the front is in a pid namespace that doesn't show it.
+    `pid` is 0 where the front is in a pid namespace that doesn't show it. `account` is who pays; `container` the last
+    part of its cgroup, by which an engine knows a container, for people; empty where that is not to be seen.
     """
 
     pidfd: int
     pid: int
     uid: int
     gid: int
+    account: AccountName
+    container: str
 
 
-def identify(connection: socket.socket) -> Peer:
+#: Opens a file of /proc by its path below that, as `os.open` does with a directory's descriptor.
+OpenProc = Callable[[str, int], int]
+
+
+def identify(connection: socket.socket, open_proc: OpenProc) -> Peer:
     """Return who is at the other end of `connection`. Raises PeerGone, OSError."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII"))
     pid, uid, gid = struct.unpack("iII", credentials)
-    return Peer(_pidfd(connection, pid, uid), pid, uid, gid)
+    pidfd = _pidfd(connection, pid, uid)
+    try:
+        return Peer(pidfd, pid, uid, gid, *_account(connection, pidfd, pid, uid, open_proc))
+    except BaseException:
+        os.close(pidfd)
+        raise
 
 
 def _pidfd(connection: socket.socket, pid: int, uid: int) -> int:
@@ -78,19 +92,60 @@ def _hung_up(connection: socket.socket) -> bool:
         return True
 
 
-def describe(pid: int, open_proc: Callable[[str, int], int]) -> tuple[str, str]:
-    """Return the command name of a process and the last part of its cgroup, which container engines name by id.
+def _account(connection: socket.socket, pidfd: int, pid: int, uid: int, open_proc: OpenProc) -> tuple[AccountName, str]:
+    """Return the caller's account, and the last part of its cgroup. Raises PeerGone, OSError."""
+    cgroup = _read(pid, "cgroup", open_proc)
+    if _has_ended(pidfd):  # and the number may have been another's when it was looked up
+        raise PeerGone
+    return _account_in(cgroup, uid) if cgroup else (_account_by_network(connection, uid), "")
 
-    For people; empty where the process is not to be seen. `open_proc` opens a file of /proc.
-    """
-    if pid <= 0:
-        return "", ""
-    try:
-        with open(f"{pid}/cgroup", "rb", opener=open_proc) as file:
-            cgroup = file.read(65536)
-        with open(f"{pid}/comm", "rb", opener=open_proc) as file:
-            command = file.read(64)
-    except OSError:
-        return "", ""
+
+def account_of_process(pid: int, uid: int, open_proc: OpenProc) -> tuple[AccountName, str]:
+    """Return the account of a caller whose connection is gone, and the last part of its cgroup, as far as they show."""
+    return _account_in(_read(pid, "cgroup", open_proc), uid)
+
+
+def _account_in(cgroup: bytes, uid: int) -> tuple[AccountName, str]:
+    account = limits.account_of(cgroup, uid)
     last = max((line.rpartition(b"/")[2] for line in cgroup.splitlines()), key=len, default=b"")
-    return command.strip().decode("utf-8", "replace"), last.decode("utf-8", "replace")
+    return account, limits.container_of(account) or last.decode("utf-8", "replace")
+
+
+def _account_by_network(connection: socket.socket, uid: int) -> AccountName:
+    """Return an account where the process is not to be seen.
+
+    A connection is in the network namespace of who asked for it (net/unix/af_unix.c, unix_stream_connect): a pod has
+    one of its own, and its root can't choose another, as it can its uid. Before Linux 5.14, there is only the uid.
+    """
+    try:
+        cookie = connection.getsockopt(socket.SOL_SOCKET, syscalls.SO_NETNS_COOKIE, 8)
+    except OSError:
+        return limits.account_of(b"", uid)
+    return limits.account_in_network(*struct.unpack("Q", cookie))
+
+
+def _has_ended(pidfd: int) -> bool:
+    waiting = select.poll()
+    waiting.register(pidfd, select.POLLIN)
+    return bool(waiting.poll(0))
+
+
+def command_of(pid: int, open_proc: OpenProc) -> str:
+    """Return the command name of a process, for people; empty where it is not to be seen."""
+    return _read(pid, "comm", open_proc).strip().decode("utf-8", "replace")
+
+
+def _read(pid: int, name: str, open_proc: OpenProc) -> bytes:
+    """Return what a file of the process says; nothing where it is not to be seen."""
+    if pid <= 0:
+        return b""
+    try:
+        descriptor = open_proc(f"{pid}/{name}", os.O_RDONLY)
+    except OSError:
+        return b""
+    try:
+        return os.read(descriptor, 65536)
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)

@@ -5,11 +5,13 @@ for it. The whole list of what may be said, in order:
 
     mount      front: MountPlan or Ask   (child: MountFacts   front: MountPlan)
                child: Mounted   front: Keep   child: Kept
+                            or  front: Undo   child: RolledBack
     sync_init  as above, and before Mounted:  child: HandedOver   front: Proceed
-    unmount    child: UnmountFacts   front: UnmountPlan   child: Unmounted
+    unmount    child: UnmountFacts   front: UnmountPlan   child: Unmounted   front: Told
     reap       child: Reaped
     survey     child: Surveyed
     abort      child: Aborted
+    check      child: Checked
     any        front: LetGo, instead of a plan   child: HasLetGo
                child: Entering, before it asks a FUSE filesystem
 
@@ -17,9 +19,11 @@ A plan contains the facts on which it was decided, and the child carries it out 
 front may guess: most callers mount on a directory of their own, on the filesystem that the last one had, and that
 saves a round trip. Where the guess is wrong, the child tells what it found, and gets a plan that was decided on that.
 
-Before it says `Mounted`, the child has sent the descriptor to the caller. It may say `Failed` at any turn and be
-gone. The front may hang up at any of its turns: what was mounted by then is unmounted again, and the child says
-`RolledBack`, if anybody still listens.
+Before it says `Mounted`, the child has sent the descriptor to the caller. It may say `Failed` at any turn and be gone.
+
+The front may hang up at any turn, and it does if it is killed. Before `Mounted` or `Unmounted` nothing is done then.
+After that, the child takes the front's place: it tells the caller what the front has not told it, keeps the mount if
+the caller commits, and says so (`Orphaned`) to the front that comes next; or it unmounts again.
 
 The child ends when the conversation has, and so is the last who has the caller's connection, and what is left in it.
 
@@ -28,18 +32,30 @@ its class, each of the right type and within bounds. There is no field for flags
 always so (nosuid, nodev) is no field at all.
 """
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from broker.records import Vocabulary
+
+# Numbers, each with all that it can be; one without a range is what any system call and SQLite take.
+Seconds = Annotated[int, range(1_000_001)]
+Errno = Annotated[int, range(4096)]  # include/linux/err.h, MAX_ERRNO
+UserId = Annotated[int, range(2**32)]
+GroupId = Annotated[int, range(2**32)]
+FileMode = Annotated[int, range(2**16)]
+FilesystemMagic = Annotated[int, range(2**64)]
+DeviceNumber = Annotated[int, range(2**32)]
+NamespaceInode = Annotated[int, range(2**32)]
 
 
 class StartMount(NamedTuple):
     """To the mounter, with three descriptors: conversation, caller's connection, caller's pidfd.
 
-    `seconds` bounds each step that may block. What the caller said, with its descriptor, is still in the connection.
+    `seconds` bounds each step that may block, `commit_seconds` the wait for the caller if there is no front that waits.
+    What the caller said, with its descriptor, is still in the connection.
     """
 
-    seconds: int
+    seconds: Seconds
+    commit_seconds: Seconds
 
 
 class StartUnmount(NamedTuple):
@@ -48,7 +64,7 @@ class StartUnmount(NamedTuple):
     With `only_dead` the facts say whether the filesystem is dead.
     """
 
-    seconds: int
+    seconds: Seconds
     name: bytes
     only_dead: bool
 
@@ -59,9 +75,9 @@ class StartReap(NamedTuple):
     Unmount the filesystem of `device` in the mount namespace of that inode, if it is dead; answered by `Reaped`.
     """
 
-    seconds: int
-    device: int
-    mount_namespace: int
+    seconds: Seconds
+    device: DeviceNumber
+    mount_namespace: NamespaceInode
 
 
 class Reaped(NamedTuple):
@@ -78,7 +94,7 @@ class StartSurvey(NamedTuple):
     through for those that are not served so any more, which takes long.
     """
 
-    seconds: int
+    seconds: Seconds
     search: bool
     connections: bytes
 
@@ -98,23 +114,24 @@ class StartAbort(NamedTuple):
     waiting requests has not moved for `unmoved` seconds; answered by `Aborted`. The front hangs up to call it off.
     """
 
-    seconds: int
-    device: int
+    seconds: Seconds
+    device: DeviceNumber
     connection: int
-    unmoved: int
+    unmoved: Seconds
 
 
 class Aborted(NamedTuple):
     """The connection is aborted: who waited for an answer has an error."""
 
 
-class StartDismissal(NamedTuple):
-    """To the mounter, with two descriptors: conversation, a caller's connection.
-
-    Empty it and close it, when the front has.
-    """
+class StartCheck(NamedTuple):
+    """To the mounter, with one descriptor: conversation. Answered by `Checked`, if a mount could be begun now."""
 
     seconds: int
+
+
+class Checked(NamedTuple):
+    pass
 
 
 class Entering(NamedTuple):
@@ -122,9 +139,18 @@ class Entering(NamedTuple):
     namespace, and in this mount namespace.
     """
 
-    device: int
-    uid: int
-    mount_namespace: int
+    device: DeviceNumber
+    uid: UserId
+    mount_namespace: NamespaceInode
+
+
+class StartDismissal(NamedTuple):
+    """To the mounter, with the conversation and any number of callers' connections.
+
+    Empty them and close them, when the front has.
+    """
+
+    seconds: Seconds
 
 
 class BadDescriptors(NamedTuple):
@@ -141,14 +167,14 @@ class MountFacts(NamedTuple):
     or what access(2) for writing it says; `mount_namespace` is the inode number of the caller's.
     """
 
-    uid: int
-    gid: int
-    root_mode: int
+    uid: UserId
+    gid: GroupId
+    root_mode: FileMode
     foreign_sticky: bool
-    filesystem: int
-    search_errno: int
-    access_errno: int
-    mount_namespace: int
+    filesystem: FilesystemMagic
+    search_errno: Errno
+    access_errno: Errno
+    mount_namespace: NamespaceInode
 
 
 class MountPlan(NamedTuple):
@@ -158,13 +184,13 @@ class MountPlan(NamedTuple):
     the reply with which the child hands the descriptor to the caller; with `sync_init` that comes before the mount.
     """
 
-    uid: int
-    gid: int
-    root_mode: int
+    uid: UserId
+    gid: GroupId
+    root_mode: FileMode
     foreign_sticky: bool
-    filesystem: int
-    search_errno: int
-    access_errno: int
+    filesystem: FilesystemMagic
+    search_errno: Errno
+    access_errno: Errno
     request: bytes
     warnings: bytes
     auto_unmount: bool
@@ -197,7 +223,7 @@ class HandedOver(NamedTuple):
 class Proceed(NamedTuple):
     """Mount now: the FUSE program serves. `seconds` bounds what the kernel waits for it."""
 
-    seconds: int
+    seconds: Seconds
 
 
 class Mounted(NamedTuple):
@@ -206,13 +232,17 @@ class Mounted(NamedTuple):
     With `pids_visible` the FUSE program sees the pids of who uses its filesystem, otherwise 0.
     """
 
-    device: int
-    mount_namespace: int
+    device: DeviceNumber
+    mount_namespace: NamespaceInode
     pids_visible: bool
 
 
 class Keep(NamedTuple):
     """The descriptor has been delivered; the mount stays."""
+
+
+class Undo(NamedTuple):
+    """The caller has not taken the mount."""
 
 
 class LetGo(NamedTuple):
@@ -228,7 +258,22 @@ class Kept(NamedTuple):
 
 
 class RolledBack(NamedTuple):
-    """The front hung up, or the caller, and the mount is gone again."""
+    """The mount was not wanted, and is gone again."""
+
+
+class Orphaned(NamedTuple):
+    """To whoever is the front: a mount that was kept although the front which had it made was killed.
+
+    Fields as in `MountPlan` and `Mounted`; `pid` is the caller's.
+    """
+
+    device: DeviceNumber
+    mount_namespace: NamespaceInode
+    uid: UserId
+    pid: int
+    request: bytes
+    source: bytes
+    subtype: bytes
 
 
 class UnmountFacts(NamedTuple):
@@ -239,37 +284,45 @@ class UnmountFacts(NamedTuple):
     caller has CAP_SYS_ADMIN itself.
     """
 
-    uid: int
-    mount_namespace: int
-    access_errno: int
+    uid: UserId
+    mount_namespace: NamespaceInode
+    access_errno: Errno
     mounted: bool
-    device: int
+    device: DeviceNumber
     dead: bool
     may_mount: bool
 
 
 class UnmountPlan(NamedTuple):
+    """`request` goes into the reply, if the child has to give it."""
+
     lazy: bool
+    request: bytes
 
 
 class Unmounted(NamedTuple):
     pass
 
 
+class Told(NamedTuple):
+    """The caller has been told that it is done."""
+
+
 class Failed(NamedTuple):
     """The child could not go on: `step` names the call that failed. Nothing is left mounted."""
 
-    errno: int
+    errno: Errno
     step: bytes
 
 
-Start = StartMount | StartUnmount | StartReap | StartSurvey | StartAbort | StartDismissal
+Start = StartMount | StartUnmount | StartReap | StartSurvey | StartAbort | StartCheck | StartDismissal
 Record = (
     Start
     | Entering
     | Reaped
     | Surveyed
     | Aborted
+    | Checked
     | BadDescriptors
     | MountFacts
     | Ask
@@ -278,17 +331,27 @@ Record = (
     | Proceed
     | Mounted
     | Keep
+    | Undo
     | LetGo
     | HasLetGo
     | Kept
     | RolledBack
+    | Orphaned
     | UnmountFacts
     | UnmountPlan
     | Unmounted
+    | Told
     | Failed
 )
+
+
+def filesystem_type(subtype: bytes) -> str:
+    """Return how mountinfo calls a FUSE filesystem of that subtype."""
+    return "fuse" + (f".{subtype.decode('utf-8', 'backslashreplace')}" if subtype else "")
+
+
 #: After these a child has nothing more to say, and only waits for the end.
-LAST_WORDS = (Kept, RolledBack, Unmounted, Reaped, Surveyed, Aborted, HasLetGo, BadDescriptors, Failed)
+LAST_WORDS = (Kept, RolledBack, Unmounted, Reaped, Surveyed, Aborted, Checked, HasLetGo, BadDescriptors, Failed)
 _vocabulary: Vocabulary[Record] = Vocabulary(Record.__args__)
 dump = _vocabulary.dump
 load = _vocabulary.load

@@ -111,8 +111,8 @@ def _plan(id: bytes, request: MountRequest, wanted: options.MountOptions, facts:
     )
 
 
-def decide_unmount(request: UnmountRequest, facts: UnmountFacts, mount: Mount | None) -> UnmountPlan:
-    """Return the plan for `request`; `mount` is the broker's record of what is mounted there, if it has one.
+def decide_unmount(id: bytes, request: UnmountRequest, facts: UnmountFacts, mount: Mount | None) -> UnmountPlan:
+    """Return the plan for `request`, known as `id`; `mount` is the broker's record of what is there, if it has one.
 
     A user may unmount their own, root of the mount namespace what anybody in it mounted. Raises Refusal.
     """
@@ -120,7 +120,7 @@ def decide_unmount(request: UnmountRequest, facts: UnmountFacts, mount: Mount | 
         mount = None  # a copy of it in another namespace; that one is not ours to take away
     if request.only_dead:
         _check_dead(request, facts, mount)
-        return UnmountPlan(lazy=True)
+        return UnmountPlan(lazy=True, request=id)
     ours = facts.mounted and mount is not None
     if facts.uid == 0:
         problem = 0 if ours else facts.access_errno or (EPERM if facts.mounted else EINVAL)
@@ -129,7 +129,7 @@ def decide_unmount(request: UnmountRequest, facts: UnmountFacts, mount: Mount | 
             raise Refusal(problem, b"failed to unmount %b: %b" % (request.mountpoint, reason))
     elif not ours or mount is None or mount.uid != facts.uid:
         raise Refusal(EPERM, b"entry for %b not found in /etc/mtab" % request.mountpoint)
-    return UnmountPlan(lazy=request.lazy)
+    return UnmountPlan(lazy=request.lazy, request=id)
 
 
 def _check_dead(request: UnmountRequest, facts: UnmountFacts, mount: Mount | None) -> None:

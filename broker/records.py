@@ -10,6 +10,9 @@ from typing import Any, Generic, NamedTuple, TypeVar, get_type_hints
 
 from fusermount3_proxy.wire import ProtocolError, pack, unpack
 
+#: What any system call and SQLite take.
+_NUMBERS = range(2**63)
+
 RecordT = TypeVar("RecordT", bound=NamedTuple)
 
 
@@ -18,7 +21,7 @@ class Vocabulary(Generic[RecordT]):
 
     def __init__(self, kinds: Iterable[type[RecordT]]) -> None:
         self._kinds = {kind.__name__.encode(): kind for kind in kinds}
-        self._types = {kind: get_type_hints(kind) for kind in self._kinds.values()}
+        self._types = {kind: get_type_hints(kind, include_extras=True) for kind in self._kinds.values()}
 
     def dump(self, record: RecordT) -> bytes:
         """Return `record` as it travels. Raises ProtocolError for a value out of bounds."""
@@ -38,11 +41,20 @@ class Vocabulary(Generic[RecordT]):
         return record
 
 
-def _value(kind: type, text: bytes) -> int | bytes | bool:
+def _value(kind: Any, text: bytes) -> int | bytes | bool:
     if kind is bytes:
         return text
     if kind is bool and text in (b"0", b"1"):
         return text == b"1"
-    if kind is int and text.isdigit() and len(text) <= 20:
-        return int(text)
+    if kind is not bool and text.isdigit() and len(text) <= 20:
+        number = int(text)
+        if number in bounds(kind):
+            return number
     raise ProtocolError(EBADMSG, "malformed value")
+
+
+def bounds(kind: Any) -> range:
+    """Return what a number of this type may be: ``int``, or one that is annotated with a range."""
+    (numbers,) = getattr(kind, "__metadata__", (_NUMBERS,))
+    assert isinstance(numbers, range)
+    return numbers

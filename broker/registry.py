@@ -15,6 +15,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NewType
 
+from broker.limits import AccountName
+
 #: The kernel's number of a FUSE superblock's device, the name of its connection in fusectl.
 Device = NewType("Device", int)
 #: The inode number of a mount namespace.
@@ -27,7 +29,7 @@ class Mount:
 
     `uid` is the caller's in their own user namespace, `pid` that of the process that asked, as the broker sees it (0
     if it doesn't). `connection` is the inode of the FUSE connection, `mounted_at` the time of the request, in seconds
-    since the epoch. `request` is the id in the log.
+    since the epoch. `request` is the id in the log, `account` who pays.
     """
 
     device: Device
@@ -42,11 +44,15 @@ class Mount:
     source: bytes
     mounted_at: float
     request: str
+    account: AccountName
 
 
 #: What SQLite says of a file that is damaged, no database, or none of ours. Others pass: locked, disk full.
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 _COLUMNS = [field.name for field in fields(Mount)]
+#: Columns that tables of earlier versions lack, with what their mounts get for it. A mount without an account is
+#: counted for nobody.
+_ADDED = {"account": "''"}
 
 
 class Registry:
@@ -70,9 +76,10 @@ class Registry:
             self.lost = f"{damaged}: {error}"
             self._database, mounts = _open(directory / "mounts.sqlite")
         self._mounts = {mount.device: mount for mount in mounts}
-        self._by_namespace: dict[MountNamespace, set[Device]] = {}
+        #: The mounts of each namespace and of each account.
+        self._groups: dict[MountNamespace | AccountName, set[Device]] = {}
         for mount in self._mounts.values():
-            self._by_namespace.setdefault(mount.namespace, set()).add(mount.device)
+            self._group(mount)
         self.reconcile()
 
     def close(self) -> None:
@@ -86,25 +93,27 @@ class Registry:
             return 0
 
     def add(self, mount: Mount) -> None:
-        if mount.device in self._mounts:  # its connection is gone, or the number would not be free
-            self._drop(mount.device)
-        marks = ", ".join("?" * len(_COLUMNS))
-        self._database.execute(f"INSERT INTO mounts VALUES ({marks})", [getattr(mount, name) for name in _COLUMNS])
+        """Add a mount, unless it is gone, and its number another's already."""
+        if self.find(mount.device):
+            return
+        columns, marks = ", ".join(_COLUMNS), ", ".join("?" * len(_COLUMNS))
+        values = [getattr(mount, name) for name in _COLUMNS]
+        self._database.execute(f"INSERT INTO mounts ({columns}) VALUES ({marks})", values)
         self._mounts[mount.device] = mount
-        self._by_namespace.setdefault(mount.namespace, set()).add(mount.device)
+        self._group(mount)
 
     def find(self, device: Device) -> Mount | None:
         """Return the live mount of that number."""
         self._check(device)
         return self._mounts.get(device)
 
-    def count(self, namespace: MountNamespace, limit: int) -> int:
-        """Return how many mounts of `namespace` are alive; it is only counted exactly when it reaches `limit`."""
-        devices = self._by_namespace.get(namespace, set())
+    def count(self, group: MountNamespace | AccountName, limit: int) -> int:
+        """Return how many mounts of a namespace or account are alive; counted exactly only when it reaches `limit`."""
+        devices = self._groups.get(group, set())
         if 0 <= limit <= len(devices):
             for device in list(devices):
                 self._check(device)
-        return len(self._by_namespace.get(namespace, ()))
+        return len(self._groups.get(group, ()))
 
     def reconcile(self) -> None:
         """Drop every mount that is no more."""
@@ -125,11 +134,15 @@ class Registry:
 
     def _drop(self, device: Device) -> None:
         mount = self._mounts.pop(device)
-        siblings = self._by_namespace[mount.namespace]
-        siblings.remove(device)
-        if not siblings:
-            del self._by_namespace[mount.namespace]
+        for group in (mount.namespace, mount.account):
+            self._groups[group].remove(device)
+            if not self._groups[group]:
+                del self._groups[group]
         self._database.execute("DELETE FROM mounts WHERE device = ?", [device])
+
+    def _group(self, mount: Mount) -> None:
+        for group in (mount.namespace, mount.account):
+            self._groups.setdefault(group, set()).add(mount.device)
 
 
 def _open(path: Path) -> tuple[sqlite3.Connection, list[Mount]]:
@@ -141,12 +154,21 @@ def _open(path: Path) -> tuple[sqlite3.Connection, list[Mount]]:
         database.execute(
             f"CREATE TABLE IF NOT EXISTS mounts ({_COLUMNS[0]} INTEGER PRIMARY KEY, {', '.join(_COLUMNS[1:])})"
         )
+        _add_columns(database)
         _forget_earlier_boots(database)
         mounts = [Mount(*row) for row in database.execute(f"SELECT {', '.join(_COLUMNS)} FROM mounts")]
     except sqlite3.Error:
         database.close()
         raise
     return database, mounts
+
+
+def _add_columns(database: sqlite3.Connection) -> None:
+    """Give a table of an earlier version the columns that it lacks; its mounts stay."""
+    there = {name for _, name, *_ in database.execute("PRAGMA table_info(mounts)")}
+    lacking = set(_COLUMNS) - there
+    for name in lacking if lacking <= _ADDED.keys() else ():  # another table is none of ours
+        database.execute(f"ALTER TABLE mounts ADD COLUMN {name} DEFAULT {_ADDED[name]}")
 
 
 def _forget_earlier_boots(database: sqlite3.Connection) -> None:

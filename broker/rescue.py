@@ -39,7 +39,7 @@ def _begin(front: Front, mount: Mount, unmoved: int) -> Operation:
 
 
 def _note_aborted(front: Front, mount: Mount, reason: str) -> None:
-    front.health.note_aborted(mount.connection)
+    front.states.note_aborted(mount.connection)
     front.requests["abort aborted"] += 1
     front.log(
         log.NOTICE,
@@ -137,6 +137,7 @@ def leave(front: Front, operation: Operation, mount: Mount | None) -> None:
 
 async def _wait_for_end(front: Front, operation: Operation, mount: Mount | None) -> None:
     with operation:
+        operation.hang_up()
         async with aborted_if_hung(front, mount, 0) if mount else nullcontext():
             await operation.ended()
 

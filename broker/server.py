@@ -1,4 +1,8 @@
-"""The front accepts callers, as many at a time as it has places for, and gives each a task (`call`)."""
+"""The front accepts callers, decides at the door whether they are served (`limits`), and gives each a task (`call`).
+
+Nobody waits to be let in but for the processor: a caller of whom there are too many is told so. What it is told comes
+into the log here, once a second, for there may be very many.
+"""
 
 import asyncio
 import socket
@@ -8,6 +12,9 @@ from broker import call, log
 from broker.channel import Channel
 from broker.front import Front
 
+#: Callers that are let in or turned away before those who are inside have their turn.
+_AT_ONCE = 4
+
 
 class Server:
     """Accepts callers for `front`."""
@@ -15,7 +22,6 @@ class Server:
     def __init__(self, front: Front) -> None:
         self._front = front
         self._tasks: set[asyncio.Task[None]] = set()
-        self._places = asyncio.Semaphore(front.configuration.max_requests)
 
     async def run(self, listeners: Sequence[socket.socket], stop: asyncio.Event) -> None:
         """Serve the callers that come on `listeners` until `stop`; then finish what was begun, within its deadlines.
@@ -24,13 +30,15 @@ class Server:
         """
         for listener in listeners:
             listener.setblocking(False)
-        accepting = [asyncio.create_task(self._accept(listener)) for listener in listeners]
+        working = [asyncio.create_task(self._accept(listener)) for listener in listeners]
+        working.append(asyncio.create_task(self._tell_refusals()))
         await stop.wait()
-        for task in accepting:
+        for task in working:
             task.cancel()
-        await asyncio.gather(*accepting, return_exceptions=True)
+        await asyncio.gather(*working, return_exceptions=True)
         deadlines = self._front.configuration.deadlines
         await self._end_calls(2 * deadlines.operation + deadlines.commit)
+        self._log_refusals()
 
     async def _end_calls(self, seconds: int) -> None:
         """Wait so long for the calls under way; then hang up on those that remain."""
@@ -41,26 +49,51 @@ class Server:
             await asyncio.gather(*remaining, return_exceptions=True)
 
     async def _accept(self, listener: socket.socket) -> None:
-        """Accept callers while there are places; the others wait in the kernel's queue."""
         loop = asyncio.get_running_loop()
         while True:
-            await self._places.acquire()
             try:
-                connection, _ = await loop.sock_accept(listener)
+                for _ in range(_AT_ONCE):
+                    connection, _ = await loop.sock_accept(listener)  # at once, if there is somebody
+                    self._let_in(connection)
             except OSError as error:  # no descriptors left, for example: callers wait, and it passes
-                self._places.release()
                 self._front.log(log.ERROR, f"cannot accept a caller: {error}")
-                await asyncio.sleep(0.1)
-                continue
-            except asyncio.CancelledError:
-                self._places.release()
-                raise
-            task = loop.create_task(call.serve(self._front, Channel(connection)))
+                await asyncio.sleep(1)
+            await asyncio.sleep(0)
+
+    def _let_in(self, connection: socket.socket) -> None:
+        try:
+            entered = call.let_in(self._front, Channel(connection))
+        except Exception as error:
+            self._front.log(log.ERROR, f"internal error: {error!r}")
+            return
+        if entered:
+            task = asyncio.get_running_loop().create_task(call.serve(entered))
             self._tasks.add(task)
             task.add_done_callback(self._finished)
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self._places.release()
         if not task.cancelled() and (error := task.exception()):
             self._front.log(log.ERROR, f"internal error: {error!r}")
+
+    async def _tell_refusals(self) -> None:
+        while True:
+            await asyncio.sleep(1)
+            self._log_refusals()
+
+    def _log_refusals(self) -> None:
+        """Write a record for each account that has come to a limit since the last time, and one for who is gone."""
+        for refused in self._front.refusals.take():
+            self._front.log(
+                log.NOTICE,
+                "requests refused",
+                request_id=refused.id,
+                account=refused.account,
+                limit=refused.reason.limit,
+                requests=refused.requests,
+                errno=refused.reason.errno,
+                text=refused.reason.text,
+            )
+        if self._front.gone:
+            self._front.log(log.INFO, "callers went away before they were let in", requests=self._front.gone)
+            self._front.gone = 0

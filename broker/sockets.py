@@ -6,37 +6,69 @@ one is removed again.
 """
 
 import errno
+import ipaddress
 import os
 import shutil
 import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import xattr
 from systemd import daemon
 
-from broker.config import Socket
+from broker.config import Loopback, Socket
 
 #: Set on directories that the broker made. Users can't set attributes of the trusted namespace (xattr(7)).
 MARK = b"trusted.fusermount3-broker"
 #: Where SELinux keeps the label of a file (xattr(7)).
 SELINUX = b"security.selinux"
-BACKLOG = 4096
+#: Callers that wait in the socket. Others wait in connect(2), in turn (see `fusermount3_proxy.client`). The fewer, the
+#: shorter is the queue in which one caller can stand before the others; the broker takes them out quickly.
+BACKLOG = 16
+#: FileDescriptorName= of the socket on which metrics are asked for; all others are callers'.
+METRICS = "metrics"
+METRICS_BACKLOG = 64
 
 
 class SocketError(Exception):
     """A socket can't be had; the message names it."""
 
 
-def inherited() -> list[socket.socket]:
-    """Return the sockets that systemd passed (sd_listen_fds(3)). Raises SocketError for a wrong kind."""
-    found = []
-    for descriptor in daemon.listen_fds():
-        if not daemon.is_socket(descriptor, socket.AF_UNIX, socket.SOCK_SEQPACKET, 1):
+@dataclass
+class Listening:
+    """The sockets that somebody listens on for the front: those of callers, and that of the metrics."""
+
+    callers: list[socket.socket] = field(default_factory=list)
+    metrics: socket.socket | None = None
+
+
+def inherited() -> Listening:
+    """Return the sockets that systemd passed (sd_listen_fds_with_names(3)). Raises SocketError for a wrong kind."""
+    found = Listening()
+    for descriptor, name in daemon.listen_fds_with_names().items():
+        if name == METRICS:
+            found.metrics = _inherited_metrics(descriptor)
+        elif daemon.is_socket(descriptor, socket.AF_UNIX, socket.SOCK_SEQPACKET, 1):
+            found.callers.append(socket.socket(fileno=descriptor))
+        else:
             raise SocketError("systemd passed a socket that is not ListenSequentialPacket=")
-        found.append(socket.socket(fileno=descriptor))
     return found
+
+
+def _inherited_metrics(descriptor: int) -> socket.socket:
+    if not daemon.is_socket(descriptor, socket.AF_UNSPEC, socket.SOCK_STREAM, 1):
+        raise SocketError("systemd passed a socket for metrics that is not ListenStream=")
+    listener = socket.socket(fileno=descriptor)
+    if listener.family != socket.AF_UNIX:
+        host = listener.getsockname()[0]
+        if not ipaddress.ip_address(host).is_loopback:
+            listener.close()
+            raise SocketError(
+                f"systemd passed a socket for metrics on {host}, which others than this machine may reach"
+            )
+    return listener
 
 
 class Listeners:
@@ -83,12 +115,38 @@ def listening_for_administrators(path: Path) -> Iterator[socket.socket]:
 
     Raises SocketError.
     """
+    with _listening_at(path, 0o177) as listener:
+        yield listener
+
+
+@contextmanager
+def listening_for_metrics(address: Path | Loopback) -> Iterator[socket.socket]:
+    """Make the stream socket on which metrics are asked for; remove it at the end. Raises SocketError.
+
+    One at a path has mode 0660: its owner's, and its directory's group's, to which a setgid bit there gives it.
+    """
+    if isinstance(address, Path):
+        with _listening_at(address, 0o117) as listener:
+            yield listener
+        return
+    try:
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        listener = socket.create_server((address.host, address.port), family=family, backlog=METRICS_BACKLOG)
+    except OSError as error:
+        hint = "; see fusermount3-broker-metrics.socket" if error.errno == errno.EAFNOSUPPORT else ""
+        raise SocketError(f"{address}: {error.strerror}{hint}") from None
+    with listener:
+        yield listener
+
+
+@contextmanager
+def _listening_at(path: Path, umask: int) -> Iterator[socket.socket]:
     made = []
     try:
         made = make_directory(path.parent)
         remove_stale(path, socket.SOCK_STREAM)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        before = os.umask(0o177)
+        before = os.umask(umask)
         try:
             listener.bind(bytes(path))
         finally:

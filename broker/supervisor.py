@@ -41,8 +41,8 @@ def serve(path: Path | None, socket_paths: tuple[Path, ...]) -> None:
 
     Raises StartError, ConfigurationError.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     configuration = config.load(path)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     write_log = log.open_log()
     try:
         with ExitStack() as held:
@@ -51,7 +51,9 @@ def serve(path: Path | None, socket_paths: tuple[Path, ...]) -> None:
             listening = _listen(configuration, socket_paths, held)
             control = held.enter_context(sockets.listening_for_administrators(configuration.control_socket))
             _prepare_state(configuration.state_directory)
-            front = Front(configuration.state_directory, [*mounter.for_front, control, *listening])
+            begin = orders.Begin(bytes(configuration.state_directory), listening.metrics is not None)
+            metrics = [listening.metrics] if listening.metrics else []
+            front = Front(begin, [*mounter.for_front, control, *metrics, *listening.callers])
             held.callback(front.close)
             front.configure(path)
             front.start(mounter)
@@ -80,7 +82,7 @@ def _supervise(path: Path | None, mounter: "Mounter", front: "Front", write_log:
 def _reload(path: Path | None, front: "Front", write_log: log.Log) -> None:
     """Put the configuration in the file into force; a file with a mistake leaves the old one.
 
-    Sockets, `max_requests` and the state directory stay as they were when the broker started.
+    Sockets, that of the metrics too, `max_requests` and the state directory stay as they were when the broker started.
     """
     daemon.notify("RELOADING=1")
     try:
@@ -90,14 +92,17 @@ def _reload(path: Path | None, front: "Front", write_log: log.Log) -> None:
     daemon.notify("READY=1")
 
 
-def _listen(configuration: Configuration, paths: tuple[Path, ...], held: ExitStack) -> list[socket.socket]:
-    """Return the sockets on which callers come: those that systemd passed, else those that are configured."""
-    passed = sockets.inherited()
-    if passed:
-        return passed
-    listeners = sockets.Listeners(tuple(Socket(path=each) for each in paths) or configuration.socket)
-    held.callback(listeners.close)
-    return listeners.sockets
+def _listen(configuration: Configuration, paths: tuple[Path, ...], held: ExitStack) -> sockets.Listening:
+    """Return the sockets on which callers come and metrics are asked for: those that systemd passed, else those that
+    are configured."""
+    listening = sockets.inherited()
+    if not listening.callers:
+        listeners = sockets.Listeners(tuple(Socket(path=each) for each in paths) or configuration.socket)
+        held.callback(listeners.close)
+        listening.callers = listeners.sockets
+    if not listening.metrics and configuration.metrics:
+        listening.metrics = held.enter_context(sockets.listening_for_metrics(configuration.metrics))
+    return listening
 
 
 def _prepare_state(directory: Path) -> None:
@@ -114,15 +119,15 @@ def _prepare_state(directory: Path) -> None:
 
 
 class Mounter:
-    """The mounter's process. The conversation with it is kept: a new one takes up what is waiting there."""
+    """The mounter's process. The sockets that lead to it are kept: a new one takes up what waits there."""
 
     def __init__(self) -> None:
         """Start it. Raises StartError."""
-        self._front_end, self._own_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._front_ends, self._own_ends = zip(*(_pair() for _ in ("operations", "orphans")), strict=True)
         self.restarts = 0
-        self._process, roots = _start_mounter(self._own_end)
-        #: For the front: the conversation, and the roots of fusectl and of /proc, as descriptors.
-        self.for_front = [self._front_end.fileno(), *roots]
+        self._process, self._roots = _start_mounter(self._own_ends)
+        #: For the front: the two ways to the mounter, and the roots of fusectl and of /proc, as descriptors.
+        self.for_front = [*(each.fileno() for each in self._front_ends), *self._roots]
 
     @property
     def pid(self) -> int:
@@ -136,25 +141,25 @@ class Mounter:
         """Raises StartError."""
         time.sleep(_PAUSE)
         self.restarts += 1
-        self._process, roots = _start_mounter(self._own_end)
+        self._process, roots = _start_mounter(self._own_ends)
         for descriptor in roots:  # those of the first one are as good
             os.close(descriptor)
 
     def close(self) -> None:
         """Hang up, which ends it, and wait for that."""
-        self._front_end.close()
-        self._own_end.close()
-        for descriptor in self.for_front[1:]:
+        for each in self._front_ends + self._own_ends:
+            each.close()
+        for descriptor in self._roots:
             os.close(descriptor)
         _wait(self._process, _PATIENCE)
 
 
-def _start_mounter(conversation: socket.socket) -> tuple[subprocess.Popen[bytes], list[int]]:
+def _start_mounter(ends: Sequence[socket.socket]) -> tuple[subprocess.Popen[bytes], list[int]]:
     """Start a mounter, and return it and the descriptors that it gives when it is ready. Raises StartError."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, theirs = _pair()
     with ours:
         with theirs:
-            process = _start("broker.mounter", conversation.fileno(), theirs.fileno())
+            process = _start("broker.mounter", *(each.fileno() for each in ends), theirs.fileno())
         ours.settimeout(_PATIENCE)
         with suppress(OSError):
             _, roots, _, _ = socket.recv_fds(ours, 16, 2)
@@ -165,10 +170,10 @@ def _start_mounter(conversation: socket.socket) -> tuple[subprocess.Popen[bytes]
 
 
 class Front:
-    """The front's process. `kept`: its conversation with the mounter, and then what it listens on."""
+    """The front's process. `kept`: what it gets with `begin`, which is the same each time that it is started."""
 
-    def __init__(self, state_directory: Path, kept: Sequence[int | socket.socket]) -> None:
-        self._state_directory = state_directory
+    def __init__(self, begin: orders.Begin, kept: Sequence[int | socket.socket]) -> None:
+        self._begin = begin
         self._kept = kept
         self._process: subprocess.Popen[bytes] | None = None
         self._configuration: tuple[orders.Configuration, bytes | None] = (orders.Configuration(b""), None)
@@ -176,11 +181,11 @@ class Front:
 
     def start(self, mounter: Mounter) -> None:
         """Start it, and return when it serves. Raises StartError."""
-        self._conversation, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._conversation, theirs = _pair()
         with theirs:
             self._process = _start("broker.daemon", theirs.fileno())
         descriptors = [each if isinstance(each, int) else each.fileno() for each in self._kept]
-        self.tell(orders.Begin(bytes(self._state_directory)), *descriptors)
+        self.tell(self._begin, *descriptors)
         self._tell_configuration()
         self.tell(orders.MounterStarted(mounter.pid, mounter.restarts))
         self._conversation.settimeout(_PATIENCE)
@@ -232,6 +237,10 @@ class Front:
         if self._process:
             self._conversation.close()
             _wait(self._process, self._seconds + _PATIENCE)
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 def _start(module: str, *descriptors: int) -> subprocess.Popen[bytes]:

@@ -1,6 +1,6 @@
 """System calls that Python has no name for, by the kernel's own names and argument order.
 
-Each raises OSError with the errno of the call. Imported by the mounter, which is why this needs nothing but ctypes
+Each raises OSError with the errno of the call. Imported by the mounter, which is why this needs little but ctypes
 and os, and why everything is looked up when the module is imported: later the process may be in a caller's mount
 namespace, where no library must be searched. Numbers from 424 on are the same on every architecture
 (include/uapi/asm-generic/unistd.h).
@@ -11,6 +11,7 @@ import errno
 import os
 import struct
 import sys
+from typing import NamedTuple
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _syscall = _libc.syscall
@@ -24,12 +25,13 @@ _MOVE_MOUNT = 429
 _FSOPEN = 430
 _FSCONFIG = 431
 _FSMOUNT = 432
-_OPENAT2 = 437
 _FACCESSAT2 = 439
 _MOUNT_SETATTR = 442
 _LANDLOCK_CREATE_RULESET = 444
 _LANDLOCK_ADD_RULE = 445
 _LANDLOCK_RESTRICT_SELF = 446
+_STATMOUNT = 457
+_LISTMOUNT = 458
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUSER = 0x10000000
@@ -40,9 +42,13 @@ AT_EACCESS = 0x200
 AT_EMPTY_PATH = 0x1000
 AT_RECURSIVE = 0x8000
 AT_STATX_DONT_SYNC = 0x4000
+AT_HANDLE_FID = 0x200
+AT_HANDLE_MNT_ID_UNIQUE = 0x001
 
-RESOLVE_NO_MAGICLINKS = 0x02
-RESOLVE_NO_SYMLINKS = 0x04
+STATMOUNT_MNT_BASIC = 0x02
+STATMOUNT_MNT_POINT = 0x10
+STATMOUNT_FS_TYPE = 0x20
+STATMOUNT_MNT_OPTS = 0x80
 
 FSOPEN_CLOEXEC = 0x1
 FSCONFIG_SET_FLAG = 0
@@ -81,6 +87,7 @@ UMOUNT_NOFOLLOW = 8
 
 SOL_SOCKET = 1
 SO_PEERGROUPS = 59
+SO_NETNS_COOKIE = 71
 SO_PEERPIDFD = 77
 
 PR_SET_PDEATHSIG = 1
@@ -190,11 +197,6 @@ def move_mount(from_dirfd: int, from_path: bytes, to_dirfd: int, to_path: bytes,
     _check(_syscall(_MOVE_MOUNT, from_dirfd, from_path, to_dirfd, to_path, flags))
 
 
-def openat2(dirfd: int, pathname: bytes, flags: int, resolve: int) -> int:
-    how = struct.pack("=QQQ", flags, 0, resolve)
-    return _check(_syscall(_OPENAT2, dirfd, pathname, how, len(how)))
-
-
 def faccessat2(dirfd: int, pathname: bytes, mode: int, flags: int) -> None:
     _check(_syscall(_FACCESSAT2, dirfd, pathname, mode, flags))
 
@@ -232,10 +234,81 @@ def statx_mount(fd: int) -> tuple[int, int]:
     return major << 20 | minor, mount_id
 
 
+def unique_mount_id(fd: int) -> int:
+    """Return the unique id of the mount that `fd` is on, asking nothing of the filesystem (Linux 6.12).
+
+    It comes with the answer of name_to_handle_at(2) that there is no room for the handle, which nobody wants here.
+    statx(2) has it, too, but not of a FUSE filesystem which this process may not enter.
+    """
+    no_room = ctypes.create_string_buffer(8)  # struct file_handle: 0 bytes of room
+    mount_id = ctypes.c_uint64()
+    flags = AT_EMPTY_PATH | AT_HANDLE_FID | AT_HANDLE_MNT_ID_UNIQUE
+    try:
+        _check(_libc.name_to_handle_at(fd, b"", no_room, ctypes.byref(mount_id), flags))
+    except OSError as error:
+        if error.errno != errno.EOVERFLOW:
+            raise
+    return mount_id.value
+
+
 def mount_setattr(dirfd: int, pathname: bytes, flags: int, attr_set: int) -> None:
     """Set attributes of a mount, all that is set in MOUNT_ATTR_* form; none are cleared."""
     attributes = struct.pack("=QQQQ", attr_set, 0, 0, 0)
     _check(_syscall(_MOUNT_SETATTR, dirfd, pathname, flags, attributes, len(attributes)))
+
+
+#: What comes before the strings.
+_SIZE_OF_STATMOUNT = 512
+
+
+class MountStatus(NamedTuple):
+    """What `statmount` was asked for; empty what was not asked, or is not there."""
+
+    parent_id: int
+    type: bytes
+    options: bytes
+    point: bytes
+
+
+def statmount(mount_id: int, mask: int) -> MountStatus:
+    """Return what the kernel says of a mount in the mount namespace of this process, by its unique id (Linux 6.8).
+
+    The options are those of the filesystem (Linux 6.11). Offsets are those of struct statmount, in which a string is
+    given by its place in the buffer behind the structure.
+    """
+    request = struct.pack("=IIQQ", 24, 0, mount_id, mask)
+    size = 4096
+    while True:
+        buffer = ctypes.create_string_buffer(size)
+        try:
+            _check(_syscall(_STATMOUNT, request, buffer, ctypes.c_size_t(size), 0))
+            break
+        except OSError as error:
+            if error.errno != errno.EOVERFLOW:
+                raise
+            size *= 4
+    (answered,) = struct.unpack_from("=Q", buffer, 8)
+    (parent,) = struct.unpack_from("=Q", buffer, 48)
+
+    def string(wanted: int, offset: int) -> bytes:
+        if not answered & wanted:
+            return b""
+        begin = _SIZE_OF_STATMOUNT + int(struct.unpack_from("=I", buffer, offset)[0])
+        return buffer.raw[begin : buffer.raw.index(b"\0", begin)]
+
+    return MountStatus(
+        parent,
+        type=string(STATMOUNT_FS_TYPE, 36),
+        options=string(STATMOUNT_MNT_OPTS, 4),
+        point=string(STATMOUNT_MNT_POINT, 108),
+    )
+
+
+def listmount(mount_id: int, after: int = 0) -> list[int]:
+    """Return the unique ids of mounts on and below a mount, at most 512 of them, from the one that follows `after`."""
+    request = struct.pack("=IIQQ", 24, 0, mount_id, after)
+    ids = (ctypes.c_uint64 * 512)()
+    return ids[: _check(_syscall(_LISTMOUNT, request, ids, ctypes.c_size_t(len(ids)), 0))]
 
 
 def fork() -> int:

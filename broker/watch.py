@@ -7,7 +7,7 @@ A program that lives is not asked anything: as long as some process has the /dev
 is alive, and Linux tells in fdinfo which connection a descriptor serves. Only who has the privilege may look there, so
 a child of the mounter does (`connections`); all processes are looked through only if a connection is not served any
 more by whom it was. A mount without such a process is given to another child, which asks the filesystem itself, and
-unmounts it if it is dead. What the surveys say is kept in `health`.
+unmounts it if it is dead. What the surveys say is kept in `states`.
 """
 
 import asyncio
@@ -66,15 +66,15 @@ class Watch:
         self._forget_all_but(mounts)
         waiting = await self._survey(mounts.values(), search=False)
         unserved = {device for device in waiting if mounts[device].pid and device not in self._served}
-        unserved |= {device for device, mount in mounts.items() if self._front.health.is_aborted(mount.connection)}
+        unserved |= {device for device, mount in mounts.items() if self._front.states.is_aborted(mount.connection)}
         due = {device for device in unserved if self._not_before.get(device, 0.0) <= time.monotonic()}
         if due:
             await self._survey([mounts[device] for device in due], search=True)
         for device, count in waiting.items():
             served = device in self._served or not mounts[device].pid
-            self._front.health.note(mounts[device].connection, count, served, time.monotonic())
+            self._front.states.note(mounts[device].connection, count, served, time.monotonic())
         for device in due:
-            if not self._front.health.is_served(mounts[device].connection) and self._may_reap(device):
+            if not self._front.states.is_served(mounts[device].connection) and self._may_reap(device):
                 self._not_before[device] = time.monotonic() + min(AGAIN, 2.0 ** self._tries[device])
                 self._tries[device] += 1
                 await self._reap(mounts[device])
@@ -83,7 +83,7 @@ class Watch:
         return self._front.configuration.dead_mounts_seconds > 0 and self._unanswered[device] < MOST_UNANSWERED
 
     def _forget_all_but(self, mounts: dict[Device, Mount]) -> None:
-        self._front.health.forget_all_but({mount.connection for mount in mounts.values()})
+        self._front.states.forget_all_but({mount.connection for mount in mounts.values()})
         for gone in (self._served.keys() | self._not_before.keys()) - mounts.keys():
             self._served.pop(gone, None)
             self._not_before.pop(gone, None)

@@ -10,6 +10,7 @@ from _socket import (
     MSG_CMSG_CLOEXEC,
     MSG_NOSIGNAL,
     SCM_RIGHTS,
+    SO_SNDTIMEO,
     SOCK_CLOEXEC,
     SOCK_SEQPACKET,
     SOL_SOCKET,
@@ -26,7 +27,7 @@ from errno import (
     ETIMEDOUT,
 )
 from posix import O_CLOEXEC, O_RDONLY, close, open, read, strerror
-from sys import byteorder
+from sys import byteorder, maxsize
 from time import monotonic, sleep
 
 from fusermount3_proxy import wire
@@ -45,6 +46,11 @@ DEFAULT_PATH = b"/run/fusermount3-proxy/broker.sock"
 PATIENCE = 10.0
 #: Seconds that a reply may take. Longer than the broker's own deadlines, so that its refusal is what the user reads.
 REPLY_TIMEOUT = 30.0
+
+#: How long to wait in connect(2) for one's turn while very many others want to connect, as a struct timeval. With a
+#: timeout of Python's own it would not wait, nor have a turn.
+_LONG = 8 if maxsize > 2**32 else 4
+_TURN = int(PATIENCE).to_bytes(_LONG, byteorder) + bytes(_LONG)
 
 #: What connect(2) and the exchange fail with while a broker starts, restarts or has its hands full.
 _NOT_YET = (EAGAIN, ECONNABORTED, ECONNREFUSED, ECONNRESET, ENOENT, EPIPE)
@@ -155,10 +161,14 @@ def _tell(connection: socket, request: wire.Request) -> None:
 def _exchange(path: bytes, record: bytes, descriptor: int) -> Answer:
     """Raises OSError, TimeoutError among them, and ProtocolError."""
     connection = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC)
-    connection.settimeout(REPLY_TIMEOUT)
+    connection.setsockopt(SOL_SOCKET, SO_SNDTIMEO, _TURN)
     connection.connect(path)
+    connection.settimeout(REPLY_TIMEOUT)
     attached = [(SOL_SOCKET, SCM_RIGHTS, descriptor.to_bytes(4, byteorder))]
-    connection.sendmsg([record], attached, MSG_NOSIGNAL)
+    try:
+        connection.sendmsg([record], attached, MSG_NOSIGNAL)
+    except BrokenPipeError:
+        pass  # the broker may have refused before it heard what; then its answer is there
     data, ancillary, flags, _ = connection.recvmsg(wire.MAX_MESSAGE, wire.ANCILLARY_SPACE, MSG_CMSG_CLOEXEC)
     if not data:
         raise ConnectionResetError(ECONNRESET, "the broker closed the connection")

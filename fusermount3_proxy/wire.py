@@ -151,7 +151,9 @@ class UnmountRequest:
     def fields(self) -> dict[str, bytes]:
         fields = {"mountpoint": self.mountpoint, "name": self.name, "lazy": _BOOL[self.lazy]}
         if self.only_dead:
-            fields |= {"only-dead": _BOOL[True], "mount": self.mount}
+            fields["only-dead"] = _BOOL[True]
+        if self.mount:
+            fields["mount"] = self.mount
         return fields
 
     @classmethod

@@ -147,7 +147,7 @@ def read_proc(name: str) -> bytes:
 
 def mounts() -> list[MountLine]:
     """Return what is mounted here (proc_pid_mountinfo(5)); no mount of ours has optional fields."""
-    lines = [line.split(b" ") for line in read_proc("self/mountinfo").splitlines()]
+    lines = [line.split(b" ") for line in read_proc("self/mountinfo").split(b"\n")[:-1]]
     return [MountLine(word[3], word[4], word[5], *word[7:10]) for word in lines]
 
 

@@ -6,8 +6,12 @@ that nothing which a broken broker might mount is ever seen on the host.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import socket
+import struct
+import subprocess
 import time
 import traceback
 from pathlib import Path
@@ -16,11 +20,12 @@ from typing import TYPE_CHECKING
 from broker import syscalls
 from fusermount3_proxy import wire
 from fusermount3_proxy.wire import CommitRequest, MountRequest, Reply, UnmountRequest
+from tests.e2e.conftest import wait_until
 from tests.lab.commands import run
 from tests.lab.podman import Mount, mountinfo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from tests.lab.broker import Broker
 
@@ -80,7 +85,7 @@ class Client:
 
     def __init__(self, broker: Broker, uid: int = 0) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.socket.settimeout(PATIENCE)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", PATIENCE, 0))
         self.devices: list[int] = []
         os.setegid(uid)
         os.seteuid(uid)  # connect(2) takes the credentials that SO_PEERCRED reports
@@ -89,6 +94,7 @@ class Client:
         finally:
             os.seteuid(0)
             os.setegid(0)
+        self.socket.settimeout(PATIENCE)
 
     def __enter__(self) -> Client:
         return self
@@ -167,3 +173,21 @@ def check_service(broker: Broker, place: Path) -> None:
     os.close(device)
     unmount(broker, place)
     assert fuse_mounts() == before
+
+
+@contextlib.contextmanager
+def slow(broker: Broker, system_call: str, seconds: float, log: Path) -> Iterator[None]:
+    """Have each such call of the mounter's children begin only after so many seconds."""
+    mounter = broker.mounter
+    traced = [mounter.pid, *(child.pid for child in mounter.children())]
+    delay = f"inject={system_call}:delay_enter={round(1_000_000 * seconds)}"
+    pids = [f"--attach={pid}" for pid in traced]
+    tracer = subprocess.Popen(
+        ["strace", "-f", "-o", log, "-e", f"trace={system_call}", "-e", delay, *pids], stderr=subprocess.DEVNULL
+    )
+    try:
+        wait_until(lambda: all(f"TracerPid:\t{tracer.pid}\n" in Path(f"/proc/{p}/status").read_text() for p in traced))
+        yield
+    finally:
+        tracer.send_signal(signal.SIGINT)
+        tracer.wait(timeout=20)

@@ -37,6 +37,7 @@ from tests.e2e.hostile import (
     in_process,
     mount,
     mount_request,
+    slow,
     unmount,
     unmount_request,
     wait_for_mounts,
@@ -139,34 +140,21 @@ def beside(body: Callable[[], object]) -> Iterator[int]:
         os.waitpid(child, 0)
 
 
+def states(processes: list[psutil.Process]) -> list[str]:
+    """Return in which state each of the processes is that still exists."""
+    found: list[str] = []
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.append(process.status())
+    return found
+
+
 @contextlib.contextmanager
 def at_once() -> Iterator[None]:
     """What happens in the block takes no longer than if nobody did any harm."""
     begun = time.monotonic()
     yield
     assert time.monotonic() - begun < AT_ONCE
-
-
-def mounter_of(broker: Broker) -> psutil.Process:
-    return psutil.Process(broker.status()["mounter"]["pid"])
-
-
-@contextlib.contextmanager
-def slow(broker: Broker, system_call: str, seconds: float, log: Path) -> Iterator[None]:
-    """Have each such call of the mounter's children begin only after so many seconds."""
-    mounter = mounter_of(broker)
-    traced = [mounter.pid, *(child.pid for child in mounter.children())]
-    delay = f"inject={system_call}:delay_enter={round(1_000_000 * seconds)}"
-    pids = [f"--attach={pid}" for pid in traced]
-    tracer = subprocess.Popen(
-        ["strace", "-f", "-o", log, "-e", f"trace={system_call}", "-e", delay, *pids], stderr=subprocess.DEVNULL
-    )
-    try:
-        wait_until(lambda: all(f"TracerPid:\t{tracer.pid}\n" in Path(f"/proc/{p}/status").read_text() for p in traced))
-        yield
-    finally:
-        tracer.send_signal(signal.SIGINT)
-        tracer.wait(timeout=20)
 
 
 # A FUSE program ------------------------------------------------------------------------------------------------
@@ -653,7 +641,7 @@ def test_a_user_cannot_send_signals_to_the_mounters_children(
     number: signal.Signals, broker: Broker, place: Path
 ) -> None:
     """A child that is killed takes away no mount that nobody committed; one that is stopped never ends."""
-    mounter = mounter_of(broker)
+    mounter = broker.mounter
 
     def attack() -> None:
         with Client(broker, USER) as client:
@@ -671,7 +659,7 @@ def test_a_user_cannot_send_signals_to_the_mounters_children(
         try:
             in_process(attack)
             wait_for_mounts([])
-            assert psutil.STATUS_STOPPED not in [child.status() for child in mounter.children()]
+            assert psutil.STATUS_STOPPED not in states(mounter.children())
         finally:
             for child in mounter.children():
                 child.send_signal(signal.SIGCONT)
@@ -741,7 +729,7 @@ def waiting_mount(container: Container) -> Iterator[None]:
 def mounters_children_in(container: Container, broker: Broker) -> list[int]:
     """Return the processes of the mounter that the container can see, by the host's numbers."""
     namespace = namespace_of(container.pid)
-    return [child.pid for child in mounter_of(broker).children(recursive=True) if namespace_of(child.pid) == namespace]
+    return [child.pid for child in broker.mounter.children(recursive=True) if namespace_of(child.pid) == namespace]
 
 
 # To keep the broker from serving others ------------------------------------------------------------------------
@@ -778,12 +766,13 @@ def unflushed_file(broker: Broker, directory: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def stopped(broker: Broker) -> Iterator[None]:
-    """Have the broker see all at once what is said in the block, and be the last who has what came with it."""
-    os.kill(broker.process.pid, signal.SIGSTOP)
+    """Have the front see all at once what is said in the block, and be the last who has what came with it."""
+    front = broker.front
+    front.suspend()
     try:
         yield
     finally:
-        os.kill(broker.process.pid, signal.SIGCONT)
+        front.resume()
 
 
 def instead_of_a_mountpoint(client: Client, broker: Broker, place: Path, descriptor: int) -> None:
@@ -855,7 +844,7 @@ def test_what_is_said_when_a_rollback_has_ended_holds_nobody_up(
     """The mounter's child has gone by then, and the front has not hung up on the caller yet."""
     broker = run_broker()
     settle(broker)
-    mounter = mounter_of(broker)
+    mounter = broker.mounter
     spares = mounter.children()
 
     def body() -> None:

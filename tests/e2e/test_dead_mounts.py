@@ -67,7 +67,7 @@ def test_a_program_that_hangs_is_left_alone_and_not_asked(reaping: Broker) -> No
         try:
             time.sleep(4)
             assert container.fuse_mounts(MOUNTPOINT)
-            mounter = psutil.Process(reaping.status()["mounter"]["pid"])
+            mounter = reaping.mounter
             states = [child.status() for child in mounter.children()]
             assert psutil.STATUS_DISK_SLEEP not in states
         finally:
@@ -86,6 +86,18 @@ def test_a_mount_that_died_while_the_broker_was_down_is_gone_soon_after_it_is_up
         assert container.fuse_mounts(MOUNTPOINT)
         reaping.start()
         wait_until(lambda: not container.fuse_mounts(), SOON)
+
+
+@pytest.mark.parametrize("name", ["a\rb", "\r", "a b", "a\nb", "a\\040b", "#"])
+def test_it_is_gone_soon_whatever_its_mountpoint_is_called(reaping: Broker, tmp_path: Path, name: str) -> None:
+    """Some bytes are escaped in mountinfo, and some are not."""
+
+    def body() -> None:
+        (tmp_path / name).mkdir()
+        os.close(mount(reaping, tmp_path / name))
+        wait_until(lambda: not fuse_mounts(), 40)
+
+    in_private_namespace(body)
 
 
 def test_a_descriptor_on_its_way_between_processes_is_not_death(reaping: Broker, tmp_path: Path) -> None:

@@ -3,8 +3,6 @@ killed or restarted: what was mounted stays."""
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -248,7 +246,7 @@ def test_a_killed_front_is_replaced_and_loses_no_mount(run_broker: RunBroker) ->
     with containers(broker) as start:
         container = start(image_tag(BUSYBOX), user=USER)
         program = serve(container)
-        os.kill(broker.status()["front"]["pid"], signal.SIGKILL)
+        broker.front.kill()
         check_use(container)
         unmount(container, program)
         check_probe(container)
@@ -264,7 +262,7 @@ def test_a_killed_mounter_is_replaced_and_loses_no_mount(run_broker: RunBroker) 
         container = start(image_tag(BUSYBOX), user=USER)
         program = serve(container)
         for restarts in (1, 2):
-            os.kill(broker.status()["mounter"]["pid"], signal.SIGKILL)
+            broker.mounter.kill()
             check_use(container)
             unmount(container, program)
             wait_until(lambda restarts=restarts: broker.status()["mounter"]["restarts"] == restarts)  # type: ignore[misc]
@@ -279,6 +277,6 @@ def test_every_operation_of_a_killed_mounter_can_be_tried_again(run_broker: RunB
     broker = run_broker()
     with containers(broker) as start:
         container = start(image_tag(BUSYBOX), user=USER)
-        for process in psutil.Process(broker.status()["mounter"]["pid"]).children():
+        for process in broker.mounter.children():
             process.kill()  # the processes that wait for an operation
         check_probe(container)

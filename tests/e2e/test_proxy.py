@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -280,16 +279,15 @@ def test_a_broker_that_starts_two_seconds_later_is_waited_for(run_broker: RunBro
         assert program.wait(timeout=20) == 0
 
 
-def test_a_broker_that_is_restarted_meanwhile_is_asked_again(run_broker: RunBroker) -> None:
+def test_a_front_that_is_replaced_meanwhile_is_asked_again(run_broker: RunBroker) -> None:
     broker = run_broker()
     with containers(broker) as start:
         container = start(image_tag(BUSYBOX), user="1000:1000")
-        broker.process.send_signal(signal.SIGSTOP)
+        front = broker.front
+        front.suspend()
         program = container.start(["whoamifs", "-f", "/home/user/mnt"])
         time.sleep(1)  # by now it has connected, and waits for an answer
-        broker.process.kill()
-        broker.process.wait()
-        broker.start()
+        front.kill()
         wait_until(lambda: container.fuse_mounts() or program.poll() is not None)
         container.exec(["fusermount3", "-u", "/home/user/mnt"])
         assert program.wait(timeout=20) == 0

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.e2e
 SOURCES = Path(__file__).parents[2]
 SERVICE = "fusermount3-broker.service"
 SOCKET = "fusermount3-broker.socket"
+METRICS = "fusermount3-broker-metrics.socket"
 SYSUSERS = "fusermount3-broker.sysusers"
 CONFIGURATION = "etc/fusermount3-broker.toml"
 MOUNTPOINT = "/home/user/mnt"
@@ -136,7 +137,7 @@ def install(root: Path) -> None:
     script = root / "usr/bin/fusermount3-broker"
     script.write_text("#!/usr/bin/python3 -I\nfrom broker.cli import main\n\nmain()\n")
     script.chmod(0o755)
-    for unit in (SERVICE, SOCKET):
+    for unit in (SERVICE, SOCKET, METRICS):
         shutil.copy(SOURCES / "packaging/systemd" / unit, root / "usr/lib/systemd/system")
     shutil.copy(SOURCES / "packaging/systemd" / SYSUSERS, root / "usr/lib/sysusers.d/fusermount3-broker.conf")
     (root / "usr/bin/fusermount3").rename(root / "usr/bin/fusermount3.genuine")
@@ -157,7 +158,7 @@ def machine(installed: Machine) -> Iterator[Machine]:
 
 
 def test_the_units_have_no_mistake(machine: Machine) -> None:
-    result = machine.run("systemd-analyze", "verify", SERVICE, SOCKET)
+    result = machine.run("systemd-analyze", "verify", SERVICE, SOCKET, METRICS)
     assert result.stdout + result.stderr == ""
 
 
@@ -357,6 +358,75 @@ def test_a_service_that_cannot_start_is_tried_until_it_can(machine: Machine) -> 
     (machine.container.root() / CONFIGURATION).unlink()
     assert client.wait(timeout=30) == 0
     machine.unmount()
+
+
+def ask(machine: Machine, path: str) -> str:
+    """Return what the metrics' port of the machine answers, from its status line to its body."""
+    request = f"GET {path} HTTP/1.1\r\nHost: broker\r\n\r\n"
+    code = f"""
+import socket
+with socket.create_connection(("127.0.0.1", 9467), 20) as connection:
+    connection.sendall({request!r}.encode())
+    print(connection.makefile().read())
+"""
+    return machine.run("python3", "-c", code, user="user").stdout
+
+
+@pytest.fixture
+def watched(machine: Machine) -> Iterator[Machine]:
+    """The machine with the metrics' socket, opened as docs/operations.md says."""
+    assert machine.property("UnitFileState", METRICS) == "disabled", "off unless somebody wants it"
+    machine.systemctl("start", SERVICE)
+    machine.systemctl("enable", METRICS)
+    machine.systemctl("stop", SOCKET, SERVICE)
+    machine.systemctl("start", METRICS, SOCKET)
+    yield machine
+    machine.systemctl("disable", METRICS)
+    machine.systemctl("stop", METRICS, SERVICE)
+    machine.systemctl("start", SOCKET)
+
+
+def test_metrics_are_told_on_the_port_that_systemd_listens_on(watched: Machine) -> None:
+    assert watched.property("ActiveState") == "inactive"
+    assert ask(watched, "/healthz").startswith("HTTP/1.1 200 OK\n"), "the first question starts the service"
+    assert watched.property("ActiveState") == "active"
+    watched.mount()
+    wait_until(lambda: 'fusermount3_broker_mounts{state="live"} 1.0' in ask(watched, "/metrics"))
+    assert 'fusermount3_broker_requests_total{operation="mount",result="mounted"} 1.0' in ask(watched, "/metrics")
+    watched.systemctl("restart", SERVICE)
+    watched.check_usable()
+    watched.unmount()
+    assert ask(watched, "/healthz").endswith("\n\nok\n\n")
+
+
+def test_a_mounter_that_is_stopped_is_not_healthy(watched: Machine) -> None:
+    ask(watched, "/healthz")
+    watched.run("pkill", "--signal", "STOP", "--full", "broker.mounter")
+    wait_until(lambda: "503 Service Unavailable" in ask(watched, "/healthz"))
+    watched.run("pkill", "--signal", "CONT", "--full", "broker.mounter")
+    wait_until(lambda: "200 OK" in ask(watched, "/healthz"))
+
+
+def test_a_unix_socket_for_metrics_needs_no_unit(machine: Machine) -> None:
+    (machine.container.root() / CONFIGURATION).write_text('metrics = "/run/fusermount3-broker/metrics.sock"\n')
+    machine.systemctl("start", SERVICE)
+    code = """
+import socket
+with socket.socket(socket.AF_UNIX) as connection:
+    connection.connect("/run/fusermount3-broker/metrics.sock")
+    connection.sendall(b"GET /healthz HTTP/1.1\\r\\nHost: broker\\r\\n\\r\\n")
+    print(connection.makefile().read())
+"""
+    assert machine.run("python3", "-c", code).stdout.endswith("\n\nok\n\n")
+    assert machine.run("python3", "-c", code, user="user", check=False).returncode != 0
+
+
+def test_a_port_that_the_service_cannot_open_names_the_unit_that_can(machine: Machine) -> None:
+    (machine.container.root() / CONFIGURATION).write_text('metrics = "127.0.0.1:9467"\n')
+    machine.systemctl("start", "--no-block", SERVICE)
+    wait_until(lambda: any("see fusermount3-broker-metrics.socket" in message for message in machine.messages()))
+    (machine.container.root() / CONFIGURATION).unlink()
+    wait_until(lambda: machine.property("ActiveState") == "active")
 
 
 def test_the_journal_has_the_record_of_what_a_user_was_told(machine: Machine) -> None:

@@ -11,6 +11,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from broker import control
 from tests.lab.commands import run
 from tests.lab.podman import Volume
 
@@ -52,10 +55,13 @@ class Broker:
     def configure(self, configuration: str) -> None:
         """Write the configuration file; `reload` or a start puts it into force.
 
-        Dead mounts stay, if it says nothing else: tests make some, and look at them.
+        If it says nothing else, dead mounts stay: tests make some, and look at them. And any number of requests is
+        taken in a second: many tests are one user.
         """
         if "dead_mounts_seconds" not in configuration:
             configuration = f"dead_mounts_seconds = 0\n{configuration}"
+        if "[limits]" not in configuration:
+            configuration += "\n[limits]\nrequests_per_second = 0"
         self.config.write_text(
             f'control_socket = "{self.directory}/control/control.sock"\n'
             f'state_directory = "{self.directory}/state"\n'
@@ -93,6 +99,18 @@ class Broker:
     def process(self) -> subprocess.Popen[bytes]:
         assert self._process is not None, "the broker has not been started"
         return self._process
+
+    @property
+    def front(self) -> psutil.Process:
+        return self._started("front")
+
+    @property
+    def mounter(self) -> psutil.Process:
+        return self._started("mounter")
+
+    def _started(self, name: str) -> psutil.Process:
+        """Return the process that the supervisor, `process`, has started under that name."""
+        return psutil.Process(control.ask(self.directory / "control/control.sock", "status")[name]["pid"])
 
     def records(self, message: str = "") -> list[dict[str, Any]]:
         """Return the log records whose message begins with `message`."""

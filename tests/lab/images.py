@@ -82,6 +82,8 @@ SYSTEMD = DebianRecipe(
         "dbus",
         "python3",
         "python3-click",
+        "python3-h11",
+        "python3-prometheus-client",
         "python3-psutil",
         "python3-pyxattr",
         "python3-prometheus-client",

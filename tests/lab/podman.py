@@ -8,6 +8,7 @@ which the FUSE daemon inside can neither fake nor block.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import secrets
 import subprocess
@@ -104,7 +105,7 @@ class Mount:
     @classmethod
     def parse(cls, line: str) -> Mount:
         before, _, after = line.partition(" - ")
-        mount_id, parent, device, root, mountpoint, options = before.split()[:6]
+        mount_id, parent, device, root, mountpoint, options = before.split(" ")[:6]
         fstype, source, super_options = after.rstrip("\n").split(" ")
         return cls(
             id=int(mount_id),
@@ -130,8 +131,8 @@ def unescape(text: str) -> str:
 
 def mountinfo(pid: int | str = "self") -> list[Mount]:
     """The mounts that this process of the host sees. FileNotFoundError or OSError (EINVAL) if it is gone."""
-    lines = Path(f"/proc/{pid}/mountinfo").read_text(errors="surrogateescape").splitlines()
-    return [Mount.parse(line) for line in lines]
+    table = os.fsdecode(Path(f"/proc/{pid}/mountinfo").read_bytes())
+    return [Mount.parse(line) for line in table.split("\n")[:-1]]  # a carriage return may be part of a name
 
 
 class Container:

@@ -16,9 +16,11 @@ import pytest
 
 from broker import call, log, plan
 from broker.channel import Channel, HungUp
-from broker.config import FILESYSTEMS, Configuration, Deadlines
+from broker.config import FILESYSTEMS, Configuration, Deadlines, Limits
 from broker.front import Front
+from broker.limits import account_of
 from broker.operations import Mounter, MounterFailed, Operation
+from broker.places import Places
 from broker.plan import (
     BadDescriptors,
     Failed,
@@ -81,15 +83,23 @@ class WatchedOperation(Operation):
     async def let_go(self) -> None:
         """The fake child holds nothing, and does not listen for this."""
 
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+    def close(self) -> None:
+        super().close()
         assert self.connection.fileno() == -1, "the child is the last who has the connection"
+
+
+class PatientOperation(WatchedOperation):
+    """One whose child is waited for when it is dismissed."""
+
+    async def let_go(self) -> None:
+        await Operation.let_go(self)
 
 
 class FakeMounter:
     """Gives the test the child's end of each conversation."""
 
     def __init__(self) -> None:
+        self.operation: type[WatchedOperation] = WatchedOperation
         self.children: list[FakeChild] = []
         self.dismissals: list[FakeChild] = []
         """Those that have a connection and nothing to do."""
@@ -106,9 +116,10 @@ class FakeMounter:
         child.request = child.take()
         return operation
 
-    def dismiss(self, connection: socket.socket) -> Operation:
-        assert connection is self.connection
-        operation, child = self._begin(0)
+    def dismiss(self, connections: list[socket.socket], seconds: int) -> Operation:
+        assert self.connection.fileno() == -1, "it is another's"
+        (self.connection,) = connections
+        operation, child = self._begin(seconds)
         self.dismissals.append(child)
         return operation
 
@@ -116,7 +127,7 @@ class FakeMounter:
         if self.failure:
             raise self.failure
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        return WatchedOperation(ours, seconds, self.connection), FakeChild(theirs, self.connection.fileno())
+        return self.operation(ours, seconds, self.connection), FakeChild(theirs, self.connection.fileno())
 
     def left(self) -> list[tuple[bytes, int]]:
         """Return what nobody has taken, and how many descriptors came with it; all children end."""
@@ -141,6 +152,8 @@ class Scene:
         configuration = Configuration(source=b"/etc/broker.toml")
         self.front = Front(configuration, cast(Mounter, self.mounter), self.registry, self._log, self.proc)
         self.caller: Channel
+        self.serving: asyncio.Task[None]
+        """The call, which the broker cancels when it stops."""
         self.left: list[tuple[bytes, int]]
         """What the caller of the last call had said and nobody had taken."""
 
@@ -165,12 +178,19 @@ class Scene:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with Channel(theirs) as self.caller:
             self.mounter.connection = ours
-            serving = asyncio.create_task(call.serve(self.front, Channel(ours)))
+            entered = call.let_in(self.front, Channel(ours))
+            self.serving = serving = asyncio.create_task(call.serve(entered) if entered else asyncio.sleep(0))
             try:
                 await act()
             except HungUp:  # by a call that failed: that tells more
                 self.caller.socket.close()
-            await serving
+            await asyncio.wait([serving])
+            if not serving.cancelled():
+                serving.result()
+
+    async def told(self) -> None:
+        """Return when the front has had the time to hear what was said."""
+        await asyncio.sleep(0.01)
 
     def request(self, request: wire.Request, descriptors: int | None = None) -> None:
         pinned = os.open("/", os.O_PATH)
@@ -307,16 +327,16 @@ def test_a_mount_that_is_not_committed_is_rolled_back(scene: Scene, last_word: s
                 scene.request(ProceedRequest())
             case "a commit with a descriptor":
                 scene.request(CommitRequest(), 1)
-        await scene.child_is_hung_up_on()
+        assert await scene.child_hears() == plan.Undo()
         await asyncio.sleep(0.01)
         assert scene.logged == [], "it is not over before the child has unmounted"
+        scene.fusectl.disconnect(5)
         scene.child_says(RolledBack())
 
     scene.play(act)
     assert len(scene.registry) == 0
     assert scene.last_record["message"].startswith("mount rolled back")
     assert len(scene.left) == (0 if last_word == "nothing" else 1)
-    assert len(scene.mounter.dismissals) == 1, "the child that was hung up on may have gone before the front"
 
 
 @pytest.mark.parametrize("last_word", [None, Failed(errno.EBUSY, b"roll back"), Kept()])
@@ -326,7 +346,7 @@ def test_a_mount_that_cannot_be_rolled_back_is_kept_in_mind(scene: Scene, last_w
         await scene.agree()
         scene.mounted()
         scene.caller.socket.close()
-        await scene.child_is_hung_up_on()
+        assert await scene.child_hears() == plan.Undo()
         if last_word:
             scene.child_says(last_word)
         scene.child_ends()
@@ -334,6 +354,21 @@ def test_a_mount_that_cannot_be_rolled_back_is_kept_in_mind(scene: Scene, last_w
     scene.play(act)
     assert len(scene.registry) == 1, "its owner can unmount it when nothing lies on it any more"
     assert scene.last_record["message"].startswith("mount not rolled back")
+
+
+def test_a_mount_is_written_down_before_it_is_committed(scene: Scene) -> None:
+    async def act() -> None:
+        scene.request(MountRequest(b"/mnt", b""))
+        await scene.agree()
+        scene.mounted()
+        while not len(scene.registry):
+            await asyncio.sleep(0.001)
+        assert [mount.mountpoint for mount in scene.registry] == [b"/mnt"]
+        assert scene.front.mounting == 0, "and counts only once"
+        scene.request(CommitRequest())
+        await scene.child_keeps()
+
+    scene.play(act)
 
 
 def test_a_mount_whose_caller_was_gone_when_it_was_handed_over_is_none(scene: Scene) -> None:
@@ -346,6 +381,61 @@ def test_a_mount_whose_caller_was_gone_when_it_was_handed_over_is_none(scene: Sc
     scene.play(act)
     assert len(scene.registry) == 0
     assert scene.last_record["message"] == "mount caller went away"
+
+
+def test_a_call_that_the_broker_ends_is_logged(scene: Scene) -> None:
+    async def act() -> None:
+        scene.request(MountRequest(b"/mnt", b""))
+        await scene.child_hears()
+        scene.serving.cancel()
+
+    scene.play(act)
+    assert scene.last_record["message"] == "mount ended: the broker stops"
+    assert scene.front.requests == {"mount ended": 1}
+
+
+def test_a_mount_that_may_be_undone_after_the_broker_has_ended_is_kept_in_mind(scene: Scene) -> None:
+    async def act() -> None:
+        scene.request(MountRequest(b"/mnt", b""))
+        await scene.agree()
+        scene.mounted()
+        await scene.told()
+        scene.serving.cancel()
+
+    scene.play(act)
+    assert len(scene.registry) == 1
+    scene.fusectl.disconnect(5)
+    scene.registry.reconcile()
+    assert len(scene.registry) == 0
+
+
+def test_a_mount_that_is_kept_is_logged_although_the_broker_ends(scene: Scene) -> None:
+    async def act() -> None:
+        scene.request(MountRequest(b"/mnt", b""))
+        await scene.agree()
+        scene.mounted()
+        scene.request(CommitRequest())
+        assert await scene.child_hears() == Keep()
+        scene.serving.cancel()
+
+    scene.play(act)
+    assert len(scene.registry) == 1
+    assert scene.front.requests == {"mount mounted": 1}
+
+
+def test_a_refusal_is_told_although_the_broker_ends(scene: Scene) -> None:
+    scene.mounter.operation = PatientOperation
+
+    async def act() -> None:
+        scene.request(MountRequest(b"/mnt", b"bogus"))
+        await scene.child_hears()
+        scene.child_says(FACTS)
+        assert await scene.child_hears() == plan.LetGo()
+        scene.serving.cancel()
+        assert (await scene.answer()).errno == errno.EINVAL
+
+    scene.play(act)
+    assert scene.last_record["message"] == "mount refused"
 
 
 # The FUSE program has its descriptor first
@@ -398,6 +488,21 @@ def test_a_caller_that_goes_away_while_the_kernel_waits_is_noticed(scene: Scene)
 
     scene.play(act)
     assert scene.last_record["message"] == "mount caller went away"
+
+
+def test_a_mount_whose_caller_is_gone_when_it_is_there_is_rolled_back(scene: Scene) -> None:
+    async def act() -> None:
+        await hand_over(scene)
+        scene.request(ProceedRequest())
+        assert isinstance(await scene.child_hears(), Proceed)
+        scene.caller.socket.close()
+        scene.mounted()
+        assert await scene.child_hears() == plan.Undo()
+        scene.child_ends()
+
+    scene.play(act)
+    assert len(scene.registry) == 1, "its child was killed before it had rolled back"
+    assert scene.last_record["message"].startswith("mount not rolled back")
 
 
 # What the caller sends
@@ -561,7 +666,7 @@ def test_a_caller_that_goes_away_is_logged_and_forgotten(scene: Scene) -> None:
 
     scene.play(act)
     assert scene.last_record["message"] == "request caller went away"
-    assert len(scene.mounter.dismissals) == 1
+    assert scene.mounter.dismissals == [], "nothing is in the connection"
 
 
 def test_a_caller_that_says_no_word_but_sends_something_is_as_one_that_goes_away(scene: Scene) -> None:
@@ -624,14 +729,35 @@ def test_a_caller_unmounts_its_own(scene: Scene) -> None:
         scene.request(UnmountRequest(b"/mnt", b"mnt", lazy=True))
         await scene.child_begins()
         scene.child_says(UNMOUNT_FACTS)
-        assert await scene.child_hears() == UnmountPlan(lazy=True)
+        unmount = await scene.child_hears()
         scene.fusectl.disconnect(5)
         scene.child_says(plan.Unmounted())
-        assert (await scene.answer()).errno == 0
+        answer = await scene.answer()
+        assert answer.errno == 0
+        assert unmount == UnmountPlan(lazy=True, request=answer.id)
+        assert await scene.child_hears() == plan.Told(), "it need not answer itself"
 
     scene.play(act)
     assert len(scene.registry) == 0
     assert scene.last_record["message"] == "unmount unmounted"
+
+
+def test_an_unmount_whose_caller_is_gone_is_one_all_the_same(scene: Scene) -> None:
+    mount_one(scene)
+
+    async def act() -> None:
+        scene.mounter.children.clear()
+        scene.request(UnmountRequest(b"/mnt", b"mnt"))
+        await scene.child_begins()
+        scene.child_says(UNMOUNT_FACTS)
+        assert isinstance(await scene.child_hears(), UnmountPlan)
+        scene.caller.socket.close()
+        scene.fusectl.disconnect(5)
+        scene.child_says(plan.Unmounted())
+        assert await scene.child_hears() == plan.Told()
+
+    scene.play(act)
+    assert scene.front.requests == {"mount mounted": 1, "unmount unmounted": 1}
 
 
 def test_a_caller_does_not_unmount_what_is_anothers(scene: Scene) -> None:
@@ -714,14 +840,83 @@ def test_a_mount_that_was_refused_is_not_under_way(scene: Scene) -> None:
     mount_one(scene)
 
 
-def test_programs_that_take_long_to_get_ready_leave_places_to_others(scene: Scene) -> None:
-    scene.front.configuration = replace(scene.front.configuration, max_requests=8)
-    scene.front.getting_ready = 2
+@pytest.mark.parametrize("which", ["places", "long_places"])
+def test_who_waits_in_vain_for_a_place_is_refused(scene: Scene, which: str) -> None:
+    scene.front.configuration = replace(scene.front.configuration, deadlines=Deadlines(operation=0))
+    setattr(scene.front, which, Places(total=0, share=1))
 
     async def act() -> None:
         scene.request(MountRequest(b"/mnt", b"", sync_init=True))
         answer = await scene.answer()
-        assert (answer.errno, answer.text) == (errno.EAGAIN, b"mount failed: Resource temporarily unavailable")
+        assert answer.errno == errno.EAGAIN
+        assert answer.text.startswith(b"too many operations of this ")
+        assert answer.text.endswith(b" under way; max_requests=N can be set in /etc/broker.toml")
 
     scene.play(act)
-    assert scene.front.getting_ready == 2
+    assert scene.mounter.children == []
+    assert scene.front.limits_hit == {"max_requests": 1}
+    assert scene.last_record["message"] == "mount refused"
+
+
+def test_a_place_is_taken_until_the_child_has_ended(scene: Scene) -> None:
+    async def act() -> None:
+        scene.request(MountRequest(b"/mnt", b""))
+        child = await scene.child_begins()
+        account = account_of(Path("/proc/self/cgroup").read_bytes(), os.geteuid())
+        child.send(plan.dump(Failed(errno.EIO, b"join")))
+        assert (await scene.answer()).errno == errno.EIO
+        with pytest.raises(HungUp):
+            await scene.caller.receive()
+        assert scene.front.places.taken(account) == 1
+        child.end()
+        while scene.front.places.taken(account):
+            await asyncio.sleep(0)
+        scene.mounter.children.clear()
+
+    scene.play(act)
+
+
+def test_mounts_are_counted_for_the_callers_account(scene: Scene) -> None:
+    mount_one(scene)
+    scene.front.configuration = replace(scene.front.configuration, limits=Limits(mounts=1))
+
+    async def act() -> None:
+        scene.mounter.children.clear()
+        scene.request(MountRequest(b"/mnt", b""))
+        answer = await scene.answer()
+        assert answer.errno == errno.ENOSPC
+        assert answer.text.startswith(b"too many FUSE filesystems mounted by this ")
+        assert answer.text.endswith(b"; limits.mounts=N can be set in /etc/broker.toml")
+
+    scene.play(act)
+    assert scene.mounter.children == []
+    assert scene.front.limits_hit == {"limits.mounts": 1}
+    assert scene.last_record["message"] == "mount refused"
+    scene.fusectl.disconnect(5)
+    scene.mounter.dismissals.clear()
+    mount_one(scene)
+
+
+def test_a_caller_beyond_a_limit_is_refused_before_it_has_said_a_word_and_logged_with_others(scene: Scene) -> None:
+    scene.front.configuration = replace(scene.front.configuration, limits=Limits(requests_per_second=1, burst=1))
+    ids = set()
+
+    async def turned_away() -> None:
+        answer = await scene.answer()
+        assert answer.errno == errno.EAGAIN
+        assert answer.text.startswith(b"too many requests per second from this ")
+        assert answer.text.endswith(b"; limits.requests_per_second=N can be set in /etc/broker.toml")
+        ids.add(answer.id.decode())
+
+    async def first() -> None:
+        scene.caller.socket.close()
+
+    scene.play(first)
+    for _ in range(3):
+        scene.play(turned_away)
+    assert [each["message"] for each in scene.logged] == ["request caller went away"]
+    (refused,) = scene.front.refusals.take()
+    assert ({refused.id}, refused.requests, refused.reason.limit) == (ids, 3, "limits.requests_per_second")
+    assert scene.front.limits_hit == {"limits.requests_per_second": 3}
+    assert scene.front.requests == {"request caller went away": 1, "request refused": 3}
+    assert scene.mounter.dismissals == [], "nothing was said that a child would have to take"

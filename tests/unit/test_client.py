@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -155,6 +156,26 @@ def test_a_request_that_no_broker_would_take_is_not_sent(path: Path) -> None:
 
 
 # Waiting
+
+
+def test_a_refusal_that_comes_before_the_request_is_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when there are too many requests: the broker answers, and hangs up, without hearing what is wanted."""
+    refusal = Reply(b"1a2b", errno.EAGAIN, b"too many requests")
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    class RefusedSocket(socket.socket):
+        def connect(self, address: Any) -> None:
+            super().connect(address)
+            connection, _ = listener.accept()
+            with connection:
+                connection.send(wire.encode_reply(refusal))
+
+    monkeypatch.setattr(client, "socket", RefusedSocket)
+    with listener:
+        listener.bind(bytes(path))
+        listener.listen()
+        answer = ask(path)
+    assert (answer.reply.errno, answer.reply.text) == (errno.EAGAIN, b"too many requests")
 
 
 def test_a_broker_that_hangs_up_without_an_answer_is_asked_again(path: Path, fake_clock: FakeClock) -> None:

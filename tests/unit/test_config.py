@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from broker import config
-from broker.config import FILESYSTEMS, Configuration, ConfigurationError, Deadlines, Socket
+from broker.config import FILESYSTEMS, Configuration, ConfigurationError, Deadlines, Limits, Loopback, Socket
 
 
 def load(directory: Path, text: str | bytes) -> Configuration:
@@ -35,6 +35,7 @@ def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
     assert read.mountpoint_filesystems == tuple(FILESYSTEMS.values())
     assert read.socket == (Socket(Path("/run/fusermount3-proxy/broker.sock"), 0o666, "root", "root"),)
     assert read.deadlines == Deadlines(request=5, operation=5, commit=10)
+    assert read.limits == Limits(mounts=2000, requests_per_second=100, burst=1000, concurrent=256)
 
 
 def test_without_a_default_file_the_defaults_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,6 +60,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         hung_seconds = 7
         control_socket = "/c"
         state_directory = "/s"
+        metrics = "[::1]:9000"
         [deadlines]
         request = 1
         operation = 2
@@ -82,6 +84,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         hung_seconds=7,
         control_socket=Path("/c"),
         state_directory=Path("/s"),
+        metrics=Loopback("::1", 9000),
         deadlines=Deadlines(request=1, operation=2, unmount=4, commit=3),
         socket=(Socket(Path("/a"), 0o660), Socket(Path("/b"), 0o600, "root", "daemon")),
         source=bytes(tmp_path / "broker.toml"),
@@ -122,6 +125,8 @@ def test_an_unknown_key_is_told_with_the_nearest_known(tmp_path: Path, text: str
         ("socket = ['/x']", "'socket' must be a table, not '/x'"),
         ("[socket]\npath = '/x'", "'socket' must be a list of tables, not {'path': '/x'}"),
         ("[[socket]]\nowner = 0", "'socket.owner' must be a string, not 0"),
+        ("metrics = 9000", "'metrics' must be a string, not 9000"),
+        ("metrics = false", "'metrics' must be a string, not False"),
         ("[[socket]]\nmode = 0o600", "'socket.mode' must be octal digits in quotes, like \"0666\", not 384"),
     ],
 )
@@ -137,6 +142,10 @@ def test_a_mode_is_three_octal_digits(tmp_path: Path, mode: str) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
+        ("[limits]\nmount = 1", "unknown key 'limits.mount', did you mean 'limits.mounts'?"),
+        ("limits = 1", "'limits' must be a table, not 1"),
+        ("limits.mounts = -1", "'limits.mounts' must be between 0 and 1000000, not -1"),
+        ("limits.burst = 0", "'limits.burst' must be between 1 and 1000000, not 0"),
         ("mount_max = -2", "'mount_max' must be between -1 and 1000000, not -2"),
         ("mount_max = 1000001", "'mount_max' must be between -1 and 1000000, not 1000001"),
         ("max_requests = 0", "'max_requests' must be between 1 and 1000000, not 0"),
@@ -175,6 +184,49 @@ def test_a_path_is_absolute(tmp_path: Path, text: str, key: str) -> None:
 )
 def test_a_path_that_no_file_can_have_is_told(tmp_path: Path, text: str, key: str) -> None:
     assert f"'{key}'" in mistake(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", None),
+        ("/run/x/metrics.sock", Path("/run/x/metrics.sock")),
+        ("127.0.0.1:9000", Loopback("127.0.0.1", 9000)),
+        ("[::1]:65535", Loopback("::1", 65535)),
+    ],
+)
+def test_metrics_are_told_nowhere_at_a_path_or_on_loopback(tmp_path: Path, text: str, expected: object) -> None:
+    assert load(tmp_path, f"metrics = '{text}'").metrics == expected
+    assert expected is None or str(expected) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "0.0.0.0:9000",
+            "10.0.0.1:9000",
+            "[::]:9000",
+            "[fe80::1]:9000",
+            ":9000",
+            "9000",
+            "*:9000",
+            "example.org:9000",
+        ),
+        *("localhost:9000", "127.0.0.1", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:9000/metrics", "::1:9000"),
+        *("x127.0.0.1:9000", "127.0.0.1:-1", "127.0.0.1:٣", "run/x", "./x"),
+    ],
+)
+def test_metrics_for_others_than_this_machine_are_a_mistake_that_says_why(tmp_path: Path, text: str) -> None:
+    told = mistake(tmp_path, f"metrics = '{text}'")
+    assert told.startswith("""'metrics' must be an absolute path, "127.0.0.1:PORT" or "[::1]:PORT", not """)
+    assert told.endswith("there is no password, so nobody but this machine may reach it")
+
+
+@pytest.mark.parametrize("port", [0, 65536, 99999])
+def test_a_port_that_there_is_not_is_told(tmp_path: Path, port: int) -> None:
+    told = mistake(tmp_path, f"metrics = '127.0.0.1:{port}'")
+    assert told == f"'metrics': a port is between 1 and 65535, not {port}"
 
 
 def test_an_empty_list_of_sockets_is_told(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.config import Configuration, Deadlines, Socket, load
+from broker.config import Configuration, Deadlines, Limits, Socket, load
 
 EXAMPLE = Path(__file__).parents[2] / "packaging/fusermount3-broker.toml"
 
@@ -32,8 +32,9 @@ def test_the_example_has_every_key_and_no_other() -> None:
     table = tomllib.loads(uncommented(EXAMPLE.read_text()))
     assert set(table) == keys_of(Configuration)
     assert set(table["deadlines"]) == keys_of(Deadlines)
+    assert set(table["limits"]) == keys_of(Limits)
     assert [set(each) for each in table["socket"]] == [keys_of(Socket)]
 
 
 def test_no_key_of_the_example_is_set() -> None:
-    assert tomllib.loads(EXAMPLE.read_text()) == {"deadlines": {}, "socket": [{}]}
+    assert tomllib.loads(EXAMPLE.read_text()) == {"deadlines": {}, "limits": {}, "socket": [{}]}

@@ -1,71 +1,130 @@
-"""What is concluded from surveys: live, dead or hung."""
+"""Health: what is said of a mounter that answers, fails, ends or says nothing."""
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import socket
+from collections.abc import Awaitable, Callable
+from typing import cast
+
 import pytest
 
+from broker import health, plan
 from broker.health import Health
+from broker.operations import Mounter, MounterFailed, Operation
+from broker.plan import Checked, Failed, StartCheck
 
-ONE, OTHER = 101, 102
-SECONDS = 10
-
-
-@pytest.fixture
-def health() -> Health:
-    return Health()
+NO_ANSWER = "the mounter gave no answer within 1 s"
 
 
-def test_of_what_nobody_has_looked_at_nothing_bad_is_said(health: Health) -> None:
-    assert health.state(ONE, SECONDS, 1000.0) == "live"
-    assert health.waiting(ONE) == 0
-    assert health.is_served(ONE)
+class FakeMounter:
+    """Begins conversations, of which it keeps the child's ends."""
+
+    def __init__(self, *answers: plan.Record | Exception | None) -> None:
+        self._answers = list(answers)
+        self.children: list[socket.socket] = []
+
+    def begin(self, start: plan.Record, descriptors: list[int]) -> Operation:
+        assert (start, descriptors) == (StartCheck(1), [])
+        answer = self._answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.children.append(theirs)
+        if answer is not None:
+            theirs.send(plan.dump(answer))
+        return Operation(ours, 1)
+
+    def close(self) -> None:
+        for child in self.children:
+            child.close()
 
 
-def test_requests_that_do_not_move_for_long_enough_are_a_hung_mount(health: Health) -> None:
-    for now in (100.0, 105.0, 110.0):
-        health.note(ONE, 3, True, now)
-    assert health.state(ONE, SECONDS, 109.9) == "live"
-    assert health.state(ONE, SECONDS, 110.0) == "hung"
-    assert health.waiting(ONE) == 3
+def judge(mounter: FakeMounter, body: Callable[[Health, asyncio.Event], Awaitable[None]]) -> None:
+    async def run() -> None:
+        stopping = asyncio.Event()
+        health = Health(cast(Mounter, mounter), stopping)
+        try:
+            await body(health, stopping)
+        finally:
+            health.close()
+            mounter.close()
+
+    asyncio.run(run())
 
 
-def test_a_number_that_moves_is_no_hung_mount(health: Health) -> None:
-    for now, waiting in ((100.0, 3), (105.0, 4), (110.0, 3), (114.0, 3)):
-        health.note(ONE, waiting, True, now)
-    assert health.state(ONE, SECONDS, 119.9) == "live"
-    assert health.state(ONE, SECONDS, 120.0) == "hung"
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (Checked(), ""),
+        (Failed(errno.ENODEV, b"open /dev/fuse"), "the mounter can't open /dev/fuse: No such device"),
+        (MounterFailed("the mounter can't be started: x"), "the mounter can't be started: x"),
+        (plan.Unmounted(), "the mounter said something else"),
+    ],
+)
+def test_the_answer_of_the_mounter_is_told(answer: plan.Record | Exception, problem: str) -> None:
+    async def body(health: Health, _: asyncio.Event) -> None:
+        assert await health.problem() == problem
+
+    judge(FakeMounter(answer), body)
 
 
-def test_a_program_that_has_nothing_to_do_does_not_hang(health: Health) -> None:
-    health.note(ONE, 0, True, 100.0)
-    assert health.state(ONE, SECONDS, 1000.0) == "live"
+def test_a_mounter_that_ends_is_told() -> None:
+    mounter = FakeMounter(None)
+
+    async def body(health: Health, _: asyncio.Event) -> None:
+        asking = asyncio.ensure_future(health.problem())
+        while not mounter.children:
+            await asyncio.sleep(0)
+        mounter.children[0].close()
+        assert await asking == "the mounter ended without an answer"
+
+    judge(mounter, body)
 
 
-def test_where_it_is_switched_off_nothing_hangs(health: Health) -> None:
-    health.note(ONE, 3, True, 100.0)
-    assert health.state(ONE, 0, 1000.0) == "live"
+def test_one_answer_is_good_for_many_who_ask_and_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "FRESH", 1000.0)
+    mounter = FakeMounter(Checked())
+
+    async def body(health: Health, _: asyncio.Event) -> None:
+        assert await asyncio.gather(*(health.problem() for _ in range(50))) == [""] * 50
+        assert await health.problem() == ""
+        assert len(mounter.children) == 1
+
+    judge(mounter, body)
 
 
-def test_what_nobody_serves_is_dead_whatever_waits(health: Health) -> None:
-    health.note(ONE, 3, False, 100.0)
-    health.note(OTHER, 3, True, 100.0)
-    assert (health.state(ONE, SECONDS, 1000.0), health.state(OTHER, SECONDS, 1000.0)) == ("dead", "hung")
-    health.note(ONE, 0, True, 101.0)
-    assert health.state(ONE, SECONDS, 1000.0) == "live", "the descriptor was on its way between two processes"
+def test_an_answer_is_asked_for_again_when_it_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "FRESH", -1.0)
+
+    async def body(health: Health, _: asyncio.Event) -> None:
+        assert await health.problem() == ""
+        assert await health.problem() == "the mounter can't open /dev/fuse: Permission denied"
+
+    judge(FakeMounter(Checked(), Failed(errno.EACCES, b"open /dev/fuse")), body)
 
 
-def test_what_was_aborted_is_dead_whoever_has_its_descriptor(health: Health) -> None:
-    health.note_aborted(ONE)
-    health.note(ONE, 1, True, 100.0)
-    assert health.state(ONE, SECONDS, 1000.0) == "dead"
-    assert health.is_aborted(ONE)
-    assert not health.is_served(ONE)
+def test_a_mounter_that_is_stuck_finds_one_question_when_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "FRESH", -1.0)
+    monkeypatch.setattr(health, "PATIENCE", 0.6)  # told as whole seconds
+    mounter = FakeMounter(None, Checked())
+
+    async def body(health: Health, _: asyncio.Event) -> None:
+        for _attempt in range(3):
+            assert await health.problem() == NO_ANSWER
+        assert len(mounter.children) == 1
+        mounter.children[0].send(plan.dump(Checked()))
+        assert await health.problem() == ""
+        assert await health.problem() == ""
+        assert len(mounter.children) == 2
+
+    judge(mounter, body)
 
 
-def test_what_is_gone_is_forgotten(health: Health) -> None:
-    for each in (ONE, OTHER):
-        health.note(each, 3, True, 100.0)
-        health.note_aborted(each)
-    health.forget_all_but({OTHER})
-    assert health.state(ONE, SECONDS, 1000.0) == "live"
-    assert health.state(OTHER, SECONDS, 1000.0) == "dead"
+def test_a_broker_that_ends_is_not_healthy() -> None:
+    async def body(health: Health, stopping: asyncio.Event) -> None:
+        stopping.set()
+        assert await health.problem() == "the broker is ending"
+
+    judge(FakeMounter(), body)

@@ -101,10 +101,10 @@ def test_the_mounter_imports_little() -> None:
     assert used <= small | BUILT_IN
 
 
-@pytest.mark.parametrize("module", ["policy", "options", "plan"])
+@pytest.mark.parametrize("module", ["policy", "options", "plan", "limits"])
 def test_the_decisions_do_no_input_or_output(module: str) -> None:
     file = ROOT / "broker" / f"{module}.py"
-    pure = {"collections", "dataclasses", "errno", "os", "re", "stat", "typing"}
+    pure = {"collections", "dataclasses", "errno", "functools", "itertools", "os", "re", "stat", "typing"}
     assert libraries(imports(file)) <= pure
     of_os = {
         node.attr

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from broker import peer
+from broker.limits import account_of
 from broker.peer import PeerGone
 
 CONNECT_AND_WAIT = """
@@ -65,7 +66,7 @@ def open_descriptors() -> int:
 
 
 def test_a_caller_is_identified_by_its_connection(caller: Caller) -> None:
-    found = peer.identify(caller.connection)
+    found = peer.identify(caller.connection, open_proc)
     assert (found.pid, found.uid, found.gid) == (caller.process.pid, os.geteuid(), os.getegid())
     assert not os.get_inheritable(found.pidfd)
     assert pid_of(found.pidfd) == caller.process.pid
@@ -73,7 +74,7 @@ def test_a_caller_is_identified_by_its_connection(caller: Caller) -> None:
 
 def test_an_older_kernel_is_asked_for_the_pid(caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker.syscalls.SO_PEERPIDFD", 9999)  # ENOPROTOOPT
-    found = peer.identify(caller.connection)
+    found = peer.identify(caller.connection, open_proc)
     assert (found.pid, found.uid) == (caller.process.pid, os.geteuid())
     assert pid_of(found.pidfd) == caller.process.pid
 
@@ -133,16 +134,50 @@ def test_a_connection_that_fails_is_no_callers() -> None:
 
 
 @pytest.mark.parametrize("pid", [0, -1])
-def test_a_caller_in_a_foreign_pid_namespace_has_no_description(pid: int) -> None:
-    assert peer.describe(pid, open_proc) == ("", "")
+def test_a_caller_in_a_foreign_pid_namespace_has_no_command(pid: int) -> None:
+    assert peer.command_of(pid, open_proc) == ""
 
 
-def test_a_caller_is_described_by_command_and_cgroup() -> None:
-    command, container = peer.describe(os.getpid(), open_proc)
-    assert command == Path("/proc/self/comm").read_text().strip()
-    assert "/" not in container
+def test_a_caller_has_a_command() -> None:
+    assert peer.command_of(os.getpid(), open_proc) == Path("/proc/self/comm").read_text().strip()
 
 
-def test_a_caller_that_is_gone_has_no_description(caller: Caller) -> None:
+def test_a_caller_that_is_gone_has_no_command(caller: Caller) -> None:
     caller.end()
-    assert peer.describe(caller.process.pid, open_proc) == ("", "")
+    assert peer.command_of(caller.process.pid, open_proc) == ""
+
+
+def test_a_caller_that_is_gone_has_no_account(caller: Caller) -> None:
+    caller.end()
+    before = open_descriptors()
+    with pytest.raises(PeerGone):
+        peer.identify(caller.connection, open_proc)
+    assert open_descriptors() == before
+
+
+def test_the_account_of_a_caller_is_that_of_its_cgroup(caller: Caller) -> None:
+    found = peer.identify(caller.connection, open_proc)
+    os.close(found.pidfd)
+    cgroup = Path(f"/proc/{caller.process.pid}/cgroup").read_bytes()
+    assert found.account == account_of(cgroup, os.geteuid())
+    assert "/" not in found.container
+
+
+def test_the_account_of_a_caller_that_is_not_to_be_seen_is_that_of_its_network(
+    caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer, "_read", lambda *_: b"")
+    found = peer.identify(caller.connection, open_proc)
+    os.close(found.pidfd)
+    assert re.fullmatch("network [0-9]+", found.account)
+    assert found.container == ""
+
+
+def test_before_linux_5_14_the_account_of_a_caller_that_is_not_to_be_seen_is_that_of_its_uid(
+    caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer, "_read", lambda *_: b"")
+    monkeypatch.setattr("broker.syscalls.SO_NETNS_COOKIE", 9999)  # ENOPROTOOPT
+    found = peer.identify(caller.connection, open_proc)
+    os.close(found.pidfd)
+    assert found.account == f"uid {os.geteuid()}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from typing import Any, get_type_hints
 
@@ -11,21 +12,25 @@ from hypothesis import strategies as st
 
 from broker import plan
 from broker.plan import Failed, Keep, Mounted, MountPlan, Record, StartUnmount, UnmountPlan
+from broker.records import bounds
 from fusermount3_proxy.wire import ProtocolError, pack, unpack
 
 KINDS: tuple[type[Record], ...] = Record.__args__
 
 MOUNTED = Mounted(device=12, mount_namespace=34, pids_visible=True)
 
-VALUES: dict[type, st.SearchStrategy[object]] = {
-    int: st.integers(0, 10**20 - 1),
-    bool: st.booleans(),
-    bytes: st.binary(max_size=60).map(lambda value: value.replace(b"\0", b"")),
-}
+
+def values_of(hint: Any) -> st.SearchStrategy[object]:
+    if hint is bytes:
+        return st.binary(max_size=60).map(lambda value: value.replace(b"\0", b""))
+    if hint is bool:
+        return st.booleans()
+    return st.integers(0, bounds(hint)[-1])
 
 
 def records_of(kind: type[Record]) -> st.SearchStrategy[Record]:
-    return st.builds(kind, **{name: VALUES[hint] for name, hint in get_type_hints(kind).items()})
+    hints = get_type_hints(kind, include_extras=True)
+    return st.builds(kind, **{name: values_of(hint) for name, hint in hints.items()})
 
 
 records = st.one_of([records_of(kind) for kind in KINDS])
@@ -64,11 +69,21 @@ def test_a_number_that_is_none_is_refused(record: Record, data: st.DataObject) -
         return
     name = data.draw(st.sampled_from(numbers))
     wrong = [b"", b"-1", b"x", b"1.0", b"+1", b" 1", b"1" * 21, b"0x1"]
-    if hints[name] is bool:
+    if hints[name] is int:
+        wrong.append(b"%d" % bounds(get_type_hints(type(record), include_extras=True)[name]).stop)
+    else:
         wrong += [b"2", b"01", b"true"]
     fields = unpack(plan.dump(record))
     fields[name.replace("_", "-")] = data.draw(st.sampled_from(wrong))
     refuse(pack(fields))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_errno_is_one_that_has_a_description(kind: type[Record]) -> None:
+    """What the mounter says goes to strerror(3), which Python doesn't ask about every number."""
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        if name.endswith("errno"):
+            assert os.strerror(bounds(hint)[-1])
 
 
 @pytest.mark.parametrize("kind", [b"", b"mounted", b"Record", b"Reply", b"StartMount2", b"Mounted\xff"])
@@ -99,7 +114,7 @@ def test_any_bytes_are_a_record_or_refused(data: bytes) -> None:
 
 
 def test_every_change_of_one_byte_is_a_record_or_refused() -> None:
-    for data in (plan.dump(UnmountPlan(True)), plan.dump(MOUNTED)):
+    for data in (plan.dump(UnmountPlan(True, b"id")), plan.dump(MOUNTED)):
         for position in range(len(data)):
             for value in range(256):
                 with suppress(ProtocolError):
@@ -108,7 +123,7 @@ def test_every_change_of_one_byte_is_a_record_or_refused() -> None:
 
 def test_the_longest_plan_fits_into_a_record() -> None:
     hints = get_type_hints(MountPlan)
-    longest: dict[type, Any] = {int: 10**20 - 1, bool: True, bytes: b"x" * 4096}
+    longest: dict[type, Any] = {int: 1, bool: True, bytes: b"x" * 4096}
     record = MountPlan(**{name: longest[hint] for name, hint in hints.items()})
     assert plan.load(plan.dump(record)) == record
 

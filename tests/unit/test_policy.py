@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from broker import policy
 from broker.config import FILESYSTEMS, Configuration
+from broker.limits import AccountName
 from broker.options import Refusal
 from broker.plan import MountFacts, MountPlan, UnmountFacts, UnmountPlan
 from broker.registry import Device, Mount, MountNamespace
@@ -257,6 +258,7 @@ MOUNT = Mount(
     source=b"s",
     mounted_at=1.0,
     request="r",
+    account=AccountName("uid 1000"),
 )
 THERE = UnmountFacts(uid=1000, mount_namespace=7, access_errno=0, mounted=True, device=5, dead=False, may_mount=False)
 NO_ENTRY = (errno.EPERM, "entry for /m not found in /etc/mtab")
@@ -296,10 +298,10 @@ def test_a_mount_is_unmounted_by_its_owner_or_root_in_its_own_namespace(
 ) -> None:
     request = UnmountRequest(b"/m", b"m", lazy)
     if expected is None:
-        assert policy.decide_unmount(request, THERE._replace(**facts), mount) == UnmountPlan(lazy)
+        assert policy.decide_unmount(b"id", request, THERE._replace(**facts), mount) == UnmountPlan(lazy, b"id")
         return
     with pytest.raises(Refusal) as caught:
-        policy.decide_unmount(request, THERE._replace(**facts), mount)
+        policy.decide_unmount(b"id", request, THERE._replace(**facts), mount)
     assert (caught.value.errno, caught.value.text.decode()) == expected
 
 
@@ -339,8 +341,8 @@ def test_a_watcher_unmounts_what_it_watched_when_that_is_dead(
 ) -> None:
     request = UnmountRequest(b"/m", b"m", only_dead=True, mount=watched)
     if expected is None:
-        assert policy.decide_unmount(request, THERE._replace(**facts), mount) == UnmountPlan(lazy=True)
+        assert policy.decide_unmount(b"id", request, THERE._replace(**facts), mount) == UnmountPlan(True, b"id")
         return
     with pytest.raises(Refusal) as caught:
-        policy.decide_unmount(request, THERE._replace(**facts), mount)
+        policy.decide_unmount(b"id", request, THERE._replace(**facts), mount)
     assert (caught.value.errno, caught.value.text.decode()) == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import sqlite3
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from broker.limits import AccountName
 from broker.registry import Device, Mount, MountNamespace, Registry
 from tests.unit.fakes import FakeFusectl
 
@@ -57,6 +59,7 @@ def mount(device: int, connection: int, **changes: Any) -> Mount:
         "source": b"host:\xff",
         "mounted_at": 1.5,
         "request": f"r{device}",
+        "account": AccountName("container /c0ffee"),
     }
     return Mount(device=Device(device), connection=connection, **(values | changes))
 
@@ -103,6 +106,17 @@ def test_a_mount_whose_number_is_used_again_is_no_more(state: State, fake_fusect
     live.add(mount(1, fake_fusectl.connect(1)))
     fake_fusectl.reconnect(1)
     assert live.find(Device(1)) is None
+
+
+def test_a_mount_that_is_gone_does_not_replace_one_on_its_number(state: State, fake_fusectl: FakeFusectl) -> None:
+    """As when its caller commits late, and its child was killed, which kept the number from being used again."""
+    live = state.open()
+    late = mount(3, fake_fusectl.connect(3))
+    added = mount(3, fake_fusectl.reconnect(3), request="another")
+    live.add(added)
+    live.add(late)
+    assert list(live) == [added]
+    assert list(state.open()) == [added]
 
 
 def test_a_mount_on_a_number_used_again_replaces_the_one_before(state: State, fake_fusectl: FakeFusectl) -> None:
@@ -239,6 +253,51 @@ def test_a_damaged_table_is_put_aside_and_begun_anew(state: State, fake_fusectl:
     third = state.open()
     assert third.lost is None
     assert list(third) == [added]
+
+
+@pytest.mark.parametrize("journal", ["-journal", "-wal"])
+def test_a_table_of_an_earlier_version_loses_no_mount(state: State, fake_fusectl: FakeFusectl, journal: str) -> None:
+    """As version 0.1 made it, which knew no accounts; with and without its log beside it."""
+    live = state.open()
+    added = mount(1, fake_fusectl.connect(1))
+    live.add(added)
+    live.close()
+    database = sqlite3.connect(state.directory / "mounts.sqlite", isolation_level=None)
+    database.execute("ALTER TABLE mounts DROP COLUMN account")
+    if journal == "-journal":
+        database.execute("PRAGMA journal_mode = DELETE")
+    database.close()
+
+    again = state.open()
+    assert again.lost is None
+    assert list(again) == [dataclasses.replace(added, account=AccountName(""))]
+    second = mount(2, fake_fusectl.connect(2))
+    again.add(second)
+    assert again.count(second.account, 10) == 1
+    assert list(state.open())[1] == second
+
+
+def test_a_table_of_a_later_version_loses_no_mount(state: State, fake_fusectl: FakeFusectl) -> None:
+    live = state.open()
+    added = mount(1, fake_fusectl.connect(1))
+    live.add(added)
+    live.close()
+    database = sqlite3.connect(state.directory / "mounts.sqlite", isolation_level=None)
+    database.execute("ALTER TABLE mounts ADD COLUMN later DEFAULT 7")
+    database.close()
+
+    again = state.open()
+    again.add(mount(2, fake_fusectl.connect(2)))
+    assert devices(state.open()) == [1, 2]
+
+
+def test_mounts_are_counted_for_each_account(state: State, fake_fusectl: FakeFusectl) -> None:
+    live = state.open()
+    for device, account in ((1, "a"), (2, "a"), (3, "b")):
+        live.add(mount(device, fake_fusectl.connect(device), account=AccountName(account)))
+    fake_fusectl.disconnect(1)
+    assert [live.count(AccountName(each), 2) for each in "abc"] == [1, 1, 0]
+    assert [state.open().count(AccountName(each), 10) for each in "abc"] == [1, 1, 0]
 
 
 def test_a_table_that_somebody_has_locked_is_not_damaged(

@@ -16,6 +16,7 @@ import pytest
 from broker import control, plan, rescue, watch
 from broker.config import Configuration, Deadlines
 from broker.front import Front
+from broker.limits import AccountName
 from broker.operations import Mounter, Operation, OperationEnded
 from broker.plan import (
     Aborted,
@@ -96,6 +97,7 @@ class Scene:
             pid=pid,
             command="sshfs",
             container="",
+            account=AccountName("uid 1000"),
             mountpoint=b"/mnt",
             type="fuse.sshfs",
             source=b"s",
@@ -379,7 +381,7 @@ def test_what_was_aborted_is_reaped_although_its_program_is_there(scene: Scene, 
     kernel.served[5] = (700, 3)
     looker = Watch(scene.front)
     kernel.look(looker)
-    scene.front.health.note_aborted(mount.connection)
+    scene.front.states.note_aborted(mount.connection)
     kernel.look(looker)
     assert list(scene.registry) == []
 
@@ -396,7 +398,7 @@ def test_requests_that_do_not_move_make_a_mount_hung(scene: Scene, kernel: FakeK
     looker = Watch(scene.front)
     kernel.look(looker)
     assert scene.state(mount) == "live"
-    scene.front.health._seen[mount.connection].since -= 1
+    scene.front.states._seen[mount.connection].since -= 1
     kernel.look(looker)
     assert scene.state(mount) == "hung"
     assert scene.ask("mounts")[0]["waiting"] == 2
@@ -418,7 +420,7 @@ def test_many_connections_are_surveyed_in_records_that_fit(
         2,
         1,
     ] * 2
-    assert [scene.front.health.waiting(mount.connection) for mount in mounts] == [5, 6, 7, 8, 9]
+    assert [scene.front.states.waiting(mount.connection) for mount in mounts] == [5, 6, 7, 8, 9]
 
 
 def test_the_lines_of_the_longest_survey_fit_into_a_record() -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from broker import sockets
-from broker.config import Socket
-from broker.sockets import Listeners, SocketError, make_directory, remove_directory
+from broker.config import Loopback, Socket
+from broker.sockets import Listeners, Listening, SocketError, listening_for_metrics, make_directory, remove_directory
 
 OWNER = pwd.getpwuid(os.geteuid()).pw_name
 GROUP = grp.getgrgid(os.getegid()).gr_name
@@ -197,7 +197,7 @@ def test_a_stale_socket_of_either_kind_can_be_removed(tmp_path: Path, kind: sock
 def test_without_systemd_nothing_is_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LISTEN_FDS", raising=False)
     monkeypatch.delenv("LISTEN_PID", raising=False)
-    assert sockets.inherited() == []
+    assert sockets.inherited() == Listening([], None)
 
 
 @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_SEQPACKET])
@@ -208,12 +208,139 @@ def test_a_listening_seqpacket_socket_is_inherited_and_nothing_else(
     passed.bind(bytes(tmp_path / "sock"))
     if kind != socket.SOCK_DGRAM:
         passed.listen()
-    monkeypatch.setattr("broker.sockets.daemon.listen_fds", lambda: [passed.fileno()])
+    monkeypatch.setattr("broker.sockets.daemon.listen_fds_with_names", lambda: {passed.fileno(): "callers"})
     if kind == socket.SOCK_SEQPACKET:
-        (found,) = sockets.inherited()
+        (found,) = sockets.inherited().callers
         assert found.fileno() == passed.detach()
         connect(tmp_path / "sock")
         found.close()
     else:
         with passed, pytest.raises(SocketError, match="ListenSequentialPacket="):
             sockets.inherited()
+
+
+# Metrics
+
+
+def passed_by_systemd(monkeypatch: pytest.MonkeyPatch, passed: dict[str, socket.socket]) -> None:
+    found = {each.fileno(): name for name, each in passed.items()}
+    monkeypatch.setattr("broker.sockets.daemon.listen_fds_with_names", lambda: found)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1"])
+def test_the_socket_for_metrics_is_told_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    callers = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    callers.bind(bytes(tmp_path / "sock"))
+    metrics = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    metrics.bind((host, 0))
+    for each in (callers, metrics):
+        each.listen()
+    passed_by_systemd(monkeypatch, {"metrics": metrics, "fusermount3-broker.socket": callers})
+    found = sockets.inherited()
+    assert [each.fileno() for each in found.callers] == [callers.detach()]
+    assert found.metrics and found.metrics.fileno() == metrics.detach()
+    for each in (*found.callers, found.metrics):
+        each.close()
+
+
+def test_a_unix_socket_for_metrics_may_be_passed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = socket.socket(socket.AF_UNIX)
+    metrics.bind(bytes(tmp_path / "sock"))
+    metrics.listen()
+    passed_by_systemd(monkeypatch, {"metrics": metrics})
+    found = sockets.inherited()
+    assert found.callers == []
+    assert found.metrics and found.metrics.fileno() == metrics.detach()
+    found.metrics.close()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_a_passed_socket_that_others_reach_is_refused(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    metrics = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    metrics.bind((host, 0))
+    metrics.listen()
+    passed_by_systemd(monkeypatch, {"metrics": metrics})
+    with pytest.raises(SocketError, match=f"for metrics on {host}, which others than this machine may reach"):
+        sockets.inherited()
+    metrics.detach()
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_DGRAM, socket.SOCK_SEQPACKET])
+def test_a_passed_socket_for_metrics_is_a_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: socket.SocketKind
+) -> None:
+    with socket.socket(socket.AF_UNIX, kind) as metrics:
+        metrics.bind(bytes(tmp_path / "sock"))
+        passed_by_systemd(monkeypatch, {"metrics": metrics})
+        with pytest.raises(SocketError, match="for metrics that is not ListenStream="):
+            sockets.inherited()
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_the_unix_socket_for_metrics_is_roots_and_its_groups(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        with listening_for_metrics(tmp_path / "sock"):
+            assert os.umask(umask) == umask
+            status = (tmp_path / "sock").stat()
+            assert (stat.S_IMODE(status.st_mode), status.st_uid) == (0o660, os.geteuid())
+            connect(tmp_path / "sock", socket.SOCK_STREAM)
+    finally:
+        os.umask(before)
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_root
+def test_a_directory_with_the_setgid_bit_lets_its_group_in(tmp_path: Path) -> None:
+    group = grp.getgrnam("daemon").gr_gid
+    os.chown(tmp_path, 0, group)
+    tmp_path.chmod(0o2750)
+    with listening_for_metrics(tmp_path / "sock"):
+        assert (tmp_path / "sock").stat().st_gid == group
+
+
+@needs_root
+def test_directories_made_for_metrics_are_removed_again(tmp_path: Path) -> None:
+    with listening_for_metrics(tmp_path / "a" / "b" / "sock"):
+        connect(tmp_path / "a" / "b" / "sock", socket.SOCK_STREAM)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_port_is_listened_on_on_loopback_only_and_is_free_again(host: str) -> None:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        port = probe.getsockname()[1]
+    for _ in range(2):
+        with listening_for_metrics(Loopback(host, port)) as listener:
+            assert listener.getsockname()[:2] == (host, port)
+            socket.create_connection((host, port)).close()
+            with (
+                pytest.raises(SocketError, match="Address already in use"),
+                listening_for_metrics(Loopback(host, port)),
+            ):
+                pass
+
+
+def test_a_socket_for_metrics_on_which_somebody_listens_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "sock"
+    with listening_for_metrics(path):
+        with pytest.raises(SocketError, match=f"{path}: another broker listens there"), listening_for_metrics(path):
+            pass
+        connect(path, socket.SOCK_STREAM)
+
+
+def test_a_stale_socket_for_metrics_is_replaced(tmp_path: Path) -> None:
+    leave_stale(tmp_path / "sock", socket.SOCK_STREAM)
+    with listening_for_metrics(tmp_path / "sock"):
+        connect(tmp_path / "sock", socket.SOCK_STREAM)
+
+
+def test_where_there_is_no_network_the_socket_unit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> socket.socket:
+        raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+
+    monkeypatch.setattr("broker.sockets.socket.socket", refuse)
+    unit = r"not supported by protocol.*; see fusermount3-broker-metrics\.socket"
+    with pytest.raises(SocketError, match=unit), listening_for_metrics(Loopback("127.0.0.1", 9000)):
+        pass

@@ -26,7 +26,7 @@ class FakeProcess:
         elif fails:
             self.die(3)
         else:
-            socket.send_fds(self.sockets[1], [b"ready"], [0, 1])
+            socket.send_fds(self.sockets[2], [b"ready"], [0, 1])
 
     def heard(self) -> list[tuple[orders.Order, int, bytes]]:
         """Return what was said to a front: each order, how many descriptors came, and what is in the first file."""
@@ -88,7 +88,7 @@ class Scene:
         self.notified: list[str] = []
         monkeypatch.setattr("broker.supervisor.daemon.notify", self.notified.append)
         self.mounter = Mounter()
-        self.front = Front(directory / "state", [*self.mounter.for_front, 2])
+        self.front = Front(orders.Begin(bytes(directory / "state"), metrics=False), [*self.mounter.for_front, 2])
 
     def start(self, text: str = "mount_max = 7") -> None:
         self.file.write_text(text)
@@ -127,7 +127,7 @@ def scene(tmp_path: Path, started: Started, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_front_begins_with_all_that_it_works_with(scene: Scene, tmp_path: Path) -> None:
     scene.start("mount_max = 7")
     assert scene.heard() == [
-        (orders.Begin(bytes(tmp_path / "state")), 4, b""),
+        (orders.Begin(bytes(tmp_path / "state"), metrics=False), 5, b""),
         (orders.Configuration(bytes(scene.file)), 1, b"mount_max = 7"),
         (orders.MounterStarted(4711, 0), 0, b""),
     ]

@@ -1,0 +1,92 @@
+"""Connections that are over and that no child of the mounter has: they are closed here, or by one.
+
+The front may close what has nothing unread in it. What has may have descriptors, and to close those can take for ever
+(see `channel`), so that is a child's business. A flood of such connections must not become a flood of processes: each
+account has one child at a time for all that have come together meanwhile, a second one only if they are very many.
+"""
+
+import asyncio
+import socket
+from contextlib import suppress
+
+from broker import log
+from broker.limits import AccountName
+from broker.log import Log
+from broker.operations import Mounter, MounterFailed, Operation
+
+#: Connections that a child is given: descriptors of a record (net/core/scm.c), but for the conversation.
+_MOST_AT_ONCE = 252
+#: Seconds that a child may take to close what came with them.
+_SECONDS = 5
+#: Seconds after a child's end before there is another one: it is one of those that operations wait for (`mounter`).
+_PAUSE = 0.1
+
+
+class Dismissals:
+    def __init__(self, mounter: Mounter, write_log: Log) -> None:
+        self._mounter = mounter
+        self._log = write_log
+        self._over: dict[AccountName, list[socket.socket]] = {}
+        self._children: set[asyncio.Task[None]] = set()
+        self._busy: set[AccountName] = set()
+
+    def add(self, account: AccountName, connection: socket.socket) -> None:
+        """Close `connection`, on which nothing can be said any more."""
+        if _is_empty(connection):
+            connection.close()
+            return
+        over = self._over.setdefault(account, [])
+        over.append(connection)
+        if account not in self._busy or len(over) == _MOST_AT_ONCE:
+            self._dismiss(account)
+
+    def _dismiss(self, account: AccountName) -> None:
+        """Have a child close the account's connections. Those that are gone here can't be taken by anybody else."""
+        over = self._over.pop(account)
+        try:
+            operation = self._mounter.dismiss(over, _SECONDS)
+        except MounterFailed as error:
+            self._log(log.ERROR, str(error))
+            return
+        finally:
+            for connection in over:
+                connection.close()
+        self._busy.add(account)
+        operation.hang_up()
+        child = asyncio.get_running_loop().create_task(_end(operation))
+        self._children.add(child)
+        child.add_done_callback(lambda _: self._ended(account, child))
+
+    def _ended(self, account: AccountName, child: asyncio.Task[None]) -> None:
+        self._children.discard(child)
+        self._busy.discard(account)
+        if account in self._over and not child.cancelled():
+            self._dismiss(account)
+
+
+async def _end(operation: Operation) -> None:
+    with operation:
+        await operation.ended()
+    await asyncio.sleep(_PAUSE)
+
+
+def _is_empty(connection: socket.socket) -> bool:
+    """Whether nothing is unread in a connection on which nothing can be said any more.
+
+    An empty record looks like the end, but for the sender's credentials that then come with it, and are "cut" for want
+    of room (net/unix/af_unix.c, unix_dgram_recvmsg).
+    """
+    with suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        try:
+            with suppress(ConnectionResetError):  # reported once: the peer went without reading what it was told
+                return _at_end(connection)
+            return _at_end(connection)
+        finally:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
+    return False
+
+
+def _at_end(connection: socket.socket) -> bool:
+    data, _, cut, _ = connection.recvmsg(1, 0, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    return not data and not cut

@@ -1,0 +1,58 @@
+"""Mounts whose front was killed before it had written them down: the mounter's child kept them, and says so here.
+
+The socket is the supervisor's, and outlives both sides: what a child says waits there for the next front.
+"""
+
+import asyncio
+import socket
+import time
+
+from broker import log, plan
+from broker.front import Front
+from broker.peer import account_of_process, command_of
+from broker.registry import Device, Mount, MountNamespace
+from fusermount3_proxy import wire
+
+
+def expect(front: Front, orphans: socket.socket) -> None:
+    """Have the running event loop write down what comes on `orphans`."""
+    orphans.setblocking(False)
+    asyncio.get_running_loop().add_reader(orphans, _receive, front, orphans)
+
+
+def _receive(front: Front, orphans: socket.socket) -> None:
+    try:
+        record = plan.load(orphans.recv(wire.MAX_MESSAGE))
+    except (OSError, wire.ProtocolError):  # the end is an empty record, which is none
+        asyncio.get_running_loop().remove_reader(orphans)
+        return
+    if isinstance(record, plan.Orphaned):
+        adopt(front, record)
+
+
+def adopt(front: Front, orphan: plan.Orphaned) -> None:
+    """Write an orphaned mount down, unless that was done. What its caller called the mountpoint is not known."""
+    device = Device(orphan.device)
+    request = orphan.request.decode("ascii", "replace")
+    known = front.registry.find(device)
+    if known and known.request == request:
+        return
+    account, container = account_of_process(orphan.pid, orphan.uid, front.open_proc)
+    front.registry.add(
+        Mount(
+            device=device,
+            connection=front.registry.connection(device),
+            namespace=MountNamespace(orphan.mount_namespace),
+            uid=orphan.uid,
+            pid=orphan.pid,
+            command=command_of(orphan.pid, front.open_proc),
+            container=container,
+            account=account,
+            mountpoint=b"",
+            type=plan.filesystem_type(orphan.subtype),
+            source=orphan.source,
+            mounted_at=time.time(),
+            request=request,
+        )
+    )
+    front.log(log.NOTICE, "adopted a mount whose front was killed", request_id=request, device=device)

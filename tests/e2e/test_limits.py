@@ -1,0 +1,264 @@
+"""What one caller may ask for, and what it does to others when it asks for more: nothing.
+
+Deadlines are long here: who is served at all in the time that a client has, has not waited for those who say nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from errno import EAGAIN, ENOSPC
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from broker import syscalls
+from tests.e2e.caller import call_in
+from tests.e2e.conftest import RunBroker, containers, settle, wait_until
+from tests.e2e.hostile import (
+    COMMIT,
+    O_PATH,
+    Client,
+    check_service,
+    in_private_namespace,
+    mount_request,
+    unmount_request,
+)
+from tests.e2e.test_attacks import GETATTR, LOOKUP, STATFS, FuseProgram
+from tests.lab.images import BUSYBOX, DEBIAN, image_tag
+from tests.lab.podman import Container, Volume
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.lab.broker import Broker
+
+pytestmark = pytest.mark.e2e
+
+GREEDY = Volume(Path(__file__).parents[1] / "programs/greedy.py", "/usr/bin/greedy.py")
+MOUNTPOINT = "/home/user/mnt"
+USER = 1000
+LONG = "[deadlines]\nrequest = 60\noperation = 20\ncommit = 60\n"
+
+
+def at_once_text(broker: Broker) -> str:
+    return f"too many requests at once from this container; limits.concurrent=N can be set in {broker.config}"
+
+
+def rate_text(broker: Broker) -> str:
+    return (
+        f"too many requests per second from this container; limits.requests_per_second=N can be set in {broker.config}"
+    )
+
+
+def mounts_text(broker: Broker, who: str) -> str:
+    return f"too many FUSE filesystems mounted by this {who}; limits.mounts=N can be set in {broker.config}"
+
+
+def check_use(container: Container) -> None:
+    """Check that a whole round of mount, use and unmount works in the container."""
+    result = container.exec(["whoamifs", "--probe", MOUNTPOINT], check=False)
+    assert (result.returncode, result.stdout.splitlines()[-1:]) == (0, ["ok=yes"]), result.stdout + result.stderr
+
+
+@contextlib.contextmanager
+def greedy(container: Container, what: str, number: int) -> Iterator[list[str]]:
+    """Have the container ask for too much while the block runs; gives the answers that were read by its end."""
+    program = container.start(["python3", "/usr/bin/greedy.py", what, str(number)])
+    assert program.stdout is not None
+    assert program.stdout.readline() == "begun\n"
+    answers: list[str] = []
+    try:
+        yield answers
+    finally:
+        for pid in container.processes():
+            if pid != container.pid:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    psutil.Process(pid).kill()
+        answers += program.communicate(timeout=20)[0].splitlines()
+
+
+def fuse_children(broker: Broker) -> int:
+    """Return how many children the mounter has."""
+    return len(psutil.Process(broker.status()["mounter"]["pid"]).children())
+
+
+ATTACKS = {"half-open": 400, "no-commit": 30, "storm": 8, "deaf": 8, "surplus": 4}
+
+
+@pytest.mark.parametrize("what", ATTACKS)
+@pytest.mark.parametrize("limits", ["", "requests_per_second = 0"], ids=["defaults", "any rate"])
+def test_a_container_that_wants_everything_does_not_keep_others_from_being_served(
+    run_broker: RunBroker, what: str, limits: str
+) -> None:
+    broker = run_broker(f"{LONG}[limits]\n{limits}")
+    with containers(broker) as start:
+        attacker = start(image_tag(DEBIAN), volumes=(GREEDY,))
+        other = start(image_tag(BUSYBOX), user="1000:1000")
+        check_use(other)
+        settle(broker)
+        before = fuse_children(broker)
+        with greedy(attacker, what, ATTACKS[what]):
+            for _ in range(3):
+                check_use(other)
+                assert fuse_children(broker) <= before + 16 + 8, "a quarter of the places, and what is just ending"
+            in_private_namespace(lambda: check_service(broker, other_place(broker)))
+        wait_until(lambda: attacker.fuse_mounts() == [], 30)
+        check_use(other)
+        wait_until(lambda: fuse_children(broker) <= before, 30)
+
+
+def other_place(broker: Broker) -> Path:
+    place = broker.directory / "place"
+    place.mkdir(exist_ok=True)
+    return place
+
+
+def test_connections_of_a_container_are_limited(run_broker: RunBroker) -> None:
+    broker = run_broker(f"{LONG}[limits]\nrequests_per_second = 0\nconcurrent = 20")
+    with containers(broker) as start:
+        attacker = start(image_tag(DEBIAN), volumes=(GREEDY,))
+        with greedy(attacker, "half-open", 20) as answers:
+            outcome = call_in(attacker, ["fusermount3", MOUNTPOINT])
+            assert (outcome.status, outcome.descriptor) == (1, None)
+            lines = outcome.stderr.splitlines()
+            assert lines[0] == f"fusermount3: {at_once_text(broker)}"
+        assert answers == []
+        (refused, *_) = broker.wait_for("requests refused")
+        assert (refused["limit"], refused["errno"]) == ("limits.concurrent", EAGAIN)
+        assert refused["account"].startswith("container /")
+        assert refused["request_id"] in lines[1], "the user finds it in the log"
+        check_use(attacker)
+    assert broker.status()["limits_hit"] == {"limits.concurrent": 1}
+
+
+def test_requests_of_a_container_in_a_second_are_limited(run_broker: RunBroker) -> None:
+    broker = run_broker("[limits]\nrequests_per_second = 1\nburst = 5")
+    with containers(broker) as start:
+        first, other = start(image_tag(BUSYBOX)), start(image_tag(BUSYBOX))
+        calls = "for i in $(seq 30); do fusermount3 -u /tmp 2>&1; done"
+        said = first.exec(["sh", "-c", calls], check=False).stdout.splitlines()
+        refused = said.count(f"fusermount3: {rate_text(broker)}")
+        assert refused > 0
+        assert said.count("fusermount3: failed to unmount /tmp: Invalid argument") == 30 - refused >= 5
+        check_use(other)
+
+
+def test_refusals_of_a_container_in_a_second_are_one_record(run_broker: RunBroker) -> None:
+    broker = run_broker("[limits]\nrequests_per_second = 1\nburst = 5")
+    limit = "limits.requests_per_second"
+    with containers(broker) as start:
+        attacker = start(image_tag(DEBIAN), volumes=(GREEDY,))
+        begun = time.monotonic()
+        with greedy(attacker, "deaf", 4):
+            wait_until(lambda: len(broker.records("requests refused")) >= 3)
+        time.sleep(1.5)  # the last refusals come into the log
+        hit = broker.status()["limits_hit"]
+        took = time.monotonic() - begun
+        records = [record for record in broker.records("requests refused") if record["limit"] == limit]
+        assert 3 <= len(records) <= took + 1
+        assert sum(record["requests"] for record in records) == hit[limit] > 100
+        assert len(broker.records()) < 10 * took + 20, "others are few, too"
+
+
+@pytest.fixture
+def fusectl() -> Iterator[None]:
+    """A fusectl that is mounted all the time, as systemd has it on every host: by it the broker knows mounts again."""
+    context = syscalls.fsopen(b"fusectl", syscalls.FSOPEN_CLOEXEC)
+    syscalls.fsconfig(context, syscalls.FSCONFIG_CMD_CREATE, None, None, 0)
+    mounted = syscalls.fsmount(context, syscalls.FSMOUNT_CLOEXEC, 0)
+    os.close(context)
+    yield
+    os.close(mounted)
+
+
+@pytest.mark.usefixtures("fusectl")
+def test_live_mounts_of_a_container_are_limited_also_after_a_restart(run_broker: RunBroker) -> None:
+    broker = run_broker("[limits]\nmounts = 2")
+    with containers(broker) as start:
+        first, other = start(image_tag(BUSYBOX)), start(image_tag(BUSYBOX))
+        for name in ("a", "b", "c"):
+            first.exec(["mkdir", f"/tmp/{name}"])
+            first.exec(["chown", "1000:1000", f"/tmp/{name}"])
+        mounted = [call_in(first, ["fusermount3", "/tmp/a"]), call_in(first, ["fusermount3", "/tmp/b"], "1000:1000")]
+        for _ in range(2):
+            for user in (None, "1000:1000"):
+                outcome = call_in(first, ["fusermount3", "/tmp/c"], user)
+                text = f"fusermount3: {mounts_text(broker, 'container')}"
+                assert (outcome.status, outcome.stderr.splitlines()[0]) == (1, text)
+            broker.stop()
+            broker.start()
+        assert broker.records("mount refused")[-1]["errno"] == ENOSPC
+        check_use(other)
+        for outcome in mounted:
+            assert (outcome.status, outcome.stderr) == (0, "")
+            outcome.close()
+        first.exec(["fusermount3", "-u", "/tmp/a"])
+        check_use(first)
+        first.exec(["fusermount3", "-u", "/tmp/b"])
+
+
+def test_operations_that_hang_on_their_callers_filesystem_cost_nobody_else_a_place(
+    run_broker: RunBroker, tmp_path: Path
+) -> None:
+    """The program has read the question, and says nothing: who has asked it can't even be killed."""
+    broker = run_broker("user_allow_other = true\n[deadlines]\noperation = 2\n[limits]\nrequests_per_second = 0")
+    settle(broker)
+    before = fuse_children(broker)
+    for path in (tmp_path, *tmp_path.parents[:2]):
+        path.chmod(0o755)
+    hung, place = tmp_path / "hung", tmp_path / "place"
+    for path in (hung, place):
+        path.mkdir()
+        os.chown(path, USER, USER)
+
+    def body() -> None:
+        with Client(broker, USER) as first:
+            first.send(mount_request(hung, b"allow_other"), os.open(hung, O_PATH))
+            assert (reply := first.reply()) is not None
+            assert reply.errno == 0, reply.text
+            device = os.dup(first.devices[0])
+            first.send(COMMIT)
+            assert first.reply() is None
+        with contextlib.ExitStack() as stack:
+            program = stack.enter_context(FuseProgram(device))
+            pinned = os.open(hung / "file", O_PATH)
+            program.silent = (GETATTR, LOOKUP, STATFS)
+            clients = [stack.enter_context(Client(broker, USER)) for _ in range(30)]
+            for client in clients:
+                client.send(mount_request(hung / "file"), os.dup(pinned))
+            wait_until(lambda: len(program.silenced) == 16)
+            os.close(pinned)
+            check_service(broker, place)
+            refused = [client.refused() for client in clients]
+            text = f"too many operations of this user under way; max_requests=N can be set in {broker.config}"
+            assert refused.count((EAGAIN, text)) == 14, refused
+            assert len(program.silenced) == 16, "their children have not ended, and count"
+            check_service(broker, place)
+        with Client(broker, USER) as client:
+            client.send(unmount_request(hung, lazy=True), os.open(tmp_path, O_PATH))
+            assert (reply := client.reply()) is not None
+            assert reply.errno == 0, reply.text
+
+    in_private_namespace(body)
+    wait_until(lambda: fuse_children(broker) <= before, 30)
+
+
+def test_sixty_four_mounts_at_once_from_one_container_are_no_more_than_the_defaults_allow(
+    run_broker: RunBroker,
+) -> None:
+    broker = run_broker("[limits]")
+    with containers(broker) as start:
+        container = start(image_tag(BUSYBOX), user="1000:1000")
+        names = "$(seq 64)"
+        container.exec(["sh", "-c", f"for i in {names}; do mkdir /tmp/$i; done"])
+        program = f"for i in {names}; do whoamifs /tmp/$i || echo failed $i & done; wait"
+        assert container.exec(["sh", "-c", program]).stdout == ""
+        wait_until(lambda: len(container.fuse_mounts()) == 64)
+        program = f"for i in {names}; do fusermount3 -u /tmp/$i || echo failed $i & done; wait"
+        assert container.exec(["sh", "-c", program]).stdout == ""
+        assert container.fuse_mounts() == []
+    assert broker.status()["limits_hit"] == {}

@@ -1,0 +1,140 @@
+"""Load: calls of the real proxy as fast as a process can make them, and what the broker's processes hold meanwhile.
+
+Used where it is counted how much and how many: benchmarks/load.py, benchmarks/soak.py, tests/e2e/test_restart.py.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import psutil
+
+from tests.lab.broker import PROXY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True)
+class Call:
+    """How a call of the proxy went. `descriptor` is -1 if none came; then, or with a status, `said` tells why."""
+
+    seconds: float
+    status: int
+    said: str
+    descriptor: int = -1
+
+
+class Helper:
+    """fusermount3 for one process that calls it again and again. The calls are not concurrent."""
+
+    def __init__(self, socket_path: Path, program: Path = PROXY) -> None:
+        self._program = program
+        self._environment = {"FUSERMOUNT3PROXY_FDPASSING_SOCKPATH": str(socket_path)}
+        self._said = os.memfd_create("stderr")
+
+    def close(self) -> None:
+        os.close(self._said)
+
+    def mount(self, mountpoint: Path, options: str = "rw,nosuid,nodev,subtype=load") -> Call:
+        """Mount; the seconds are those from exec to the descriptor, which is the caller's to close."""
+        ours, theirs = socket.socketpair()
+        os.set_inheritable(theirs.fileno(), True)
+        with ours:
+            begun = time.perf_counter()
+            pid = self._spawn(["-o", options, "--", str(mountpoint)], {"_FUSE_COMMFD": str(theirs.fileno())})
+            theirs.close()
+            _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
+            took = time.perf_counter() - begun
+        status = self._wait(pid)
+        return Call(took, status, self._stderr(), descriptors[0] if descriptors else -1)
+
+    def unmount(self, mountpoint: Path, *options: str) -> Call:
+        """Unmount; the seconds are those from exec to exit."""
+        begun = time.perf_counter()
+        status = self._wait(self._spawn(["-u", *options, "--", str(mountpoint)], {}))
+        return Call(time.perf_counter() - begun, status, self._stderr())
+
+    def _spawn(self, arguments: list[str], environment: dict[str, str]) -> int:
+        os.ftruncate(self._said, 0)
+        os.lseek(self._said, 0, os.SEEK_SET)
+        to_stderr = [(os.POSIX_SPAWN_DUP2, self._said, 2)]
+        argv = ["fusermount3", *arguments]
+        return os.posix_spawn(self._program, argv, {**self._environment, **environment}, file_actions=to_stderr)
+
+    def _wait(self, pid: int) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def _stderr(self) -> str:
+        return os.pread(self._said, 65536, 0).decode("utf-8", "replace").strip()
+
+
+class Beside(Generic[ResultT]):
+    """A forked process that does `body`, while this one goes on; `result` waits for what it returns."""
+
+    def __init__(self, body: Callable[[], ResultT]) -> None:
+        reader, writer = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(reader)
+            try:
+                answer: object = body()
+            except BaseException:
+                answer = Failed(traceback.format_exc())
+            with os.fdopen(writer, "wb") as pipe:
+                pickle.dump(answer, pipe)
+            os._exit(0)
+        os.close(writer)
+        self._reader = reader
+
+    def result(self) -> ResultT:
+        """Return what `body` returned. AssertionError if it raised, or was killed."""
+        with os.fdopen(self._reader, "rb") as pipe:
+            said = pipe.read()
+        os.waitpid(self.pid, 0)
+        assert said, "the process was killed"
+        answer = pickle.loads(said)
+        assert not isinstance(answer, Failed), answer.text
+        return answer  # type: ignore[no-any-return]  # it is what was pickled
+
+
+@dataclass(frozen=True)
+class Failed:
+    text: str
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What the processes of a broker hold together. Memory in bytes; shared pages are shared out in `pss`."""
+
+    processes: int
+    descriptors: int
+    rss: int
+    pss: int
+
+
+def holding(leader: int) -> Holding:
+    """Return what the process `leader` and all that it started hold."""
+    processes = [psutil.Process(leader), *psutil.Process(leader).children(recursive=True)]
+    found = [each for process in processes if (each := _of(process.pid))]
+    return Holding(len(found), *(sum(column) for column in zip(*found, strict=True)))
+
+
+def _of(pid: int) -> tuple[int, int, int] | None:
+    """Return descriptors, RSS and PSS of a process; None if it has just ended."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+        descriptors = len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208  # counted, not used
+    except OSError:
+        return None
+    sizes = {name: 1024 * int(value.split()[0]) for name, _, value in (line.partition(":") for line in lines)}
+    return descriptors, sizes["Rss"], sizes["Pss"]

@@ -1,0 +1,172 @@
+"""What becomes of connections that are over: closed at once if nothing is in them, else by a child, together."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from broker import log, plan
+from broker.dismissals import Dismissals
+from broker.limits import AccountName
+from broker.operations import Mounter
+
+A, B = AccountName("A"), AccountName("B")
+
+
+class FakeChild:
+    """The mounter's end of a dismissal: the conversation, and what came with it."""
+
+    def __init__(self, control: socket.socket) -> None:
+        data, descriptors, _, _ = socket.recv_fds(control, 1000, 253)
+        assert isinstance(plan.load(data), plan.StartDismissal)
+        self.conversation, *self.connections = [socket.socket(fileno=each) for each in descriptors]
+
+    def end(self) -> None:
+        assert self.conversation.recv(1) == b"", "the front has hung up"
+        for each in (self.conversation, *self.connections):
+            each.close()
+
+
+class Scene:
+    def __init__(self) -> None:
+        ours, self.control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.control.setblocking(False)
+        self.ours = ours
+        self.logged: list[str] = []
+        self.dismissals = Dismissals(Mounter(ours), self.log)
+        self.callers: list[socket.socket] = []
+
+    def log(self, priority: int, message: str, **_: Any) -> None:
+        assert priority == log.ERROR
+        self.logged.append(message)
+
+    def over(self, account: AccountName, *records: tuple[bytes, int], gone: bool = False) -> socket.socket:
+        """Dismiss a connection on which these records were said, with so many descriptors; return the front's end."""
+        front, caller = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for data, descriptors in records:
+            socket.send_fds(caller, [data], [0] * descriptors)
+        if gone:
+            front.send(b"answer that is not read")
+            caller.close()
+        else:
+            self.callers.append(caller)
+        try:
+            front.shutdown(socket.SHUT_RDWR)
+        except ConnectionResetError:
+            assert gone
+        self.dismissals.add(account, front)
+        return front
+
+    def child(self) -> FakeChild | None:
+        try:
+            return FakeChild(self.control)
+        except BlockingIOError:
+            return None
+
+    def the_child(self) -> FakeChild:
+        child = self.child()
+        assert child is not None
+        return child
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    monkeypatch.setattr("broker.dismissals._PAUSE", 0)
+    scene = Scene()
+    yield scene
+    for each in (scene.ours, scene.control, *scene.callers):
+        each.close()
+
+
+async def turns() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_connection_with_nothing_in_it_is_closed_at_once(scene: Scene, gone: bool) -> None:
+    front = scene.over(A, gone=gone)
+    assert front.fileno() == -1
+    assert scene.child() is None
+
+
+@pytest.mark.parametrize(
+    "records",
+    [[(b"x", 0)], [(b"", 0)], [(b"", 1)], [(b"x", 3)], [(b"", 0), (b"x", 1)]],
+    ids=["a record", "an empty record", "a descriptor alone", "descriptors", "descriptors behind an empty record"],
+)
+@pytest.mark.parametrize("gone", [False, True])
+def test_what_has_something_in_it_is_a_childs(scene: Scene, records: list[tuple[bytes, int]], gone: bool) -> None:
+    async def act() -> None:
+        front = scene.over(A, *records, gone=gone)
+        assert front.fileno() == -1, "the child is the last who has it"
+        child = scene.the_child()
+        (connection,) = child.connections
+        for data, descriptors in records:
+            if gone:
+                break
+            said, came, _, _ = socket.recv_fds(connection, 1000, 10)
+            assert (said, len(came)) == (data, descriptors)
+            for each in came:
+                os.close(each)
+        child.end()
+        await turns()
+
+    asyncio.run(act())
+
+
+def test_what_comes_while_a_child_is_busy_is_the_next_ones_together(scene: Scene) -> None:
+    async def act() -> None:
+        scene.over(A, (b"x", 1))
+        first = scene.the_child()
+        for _ in range(5):
+            scene.over(A, (b"x", 1))
+        assert scene.child() is None
+        scene.over(B, (b"x", 1))
+        other = scene.the_child()
+        assert len(other.connections) == 1, "another account does not wait"
+        first.end()
+        await turns()
+        second = scene.the_child()
+        assert len(second.connections) == 5
+        for child in (second, other):
+            child.end()
+        await turns()
+        assert scene.child() is None
+        scene.over(A, (b"x", 1))
+        scene.the_child().end()
+        await turns()
+
+    asyncio.run(act())
+
+
+def test_a_child_that_does_not_end_keeps_no_more_than_one_record_takes(scene: Scene) -> None:
+    async def act() -> None:
+        scene.over(A, (b"x", 1))
+        stuck = scene.the_child()
+        fronts = [scene.over(A, (b"x", 1)) for _ in range(252)]
+        assert all(front.fileno() == -1 for front in fronts)
+        another = scene.the_child()
+        assert len(another.connections) == 252
+        for child in (stuck, another):
+            child.end()
+        await turns()
+        assert scene.child() is None
+
+    asyncio.run(act())
+
+
+def test_without_a_mounter_connections_are_closed_all_the_same(scene: Scene) -> None:
+    scene.control.close()
+
+    async def act() -> None:
+        assert scene.over(A, (b"x", 1)).fileno() == -1
+
+    asyncio.run(act())
+    (message,) = scene.logged
+    assert message.startswith("the mounter takes no operation")

@@ -1,0 +1,83 @@
+"""Mounts that were kept without a front: the next one writes them down, once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from broker import log, orphans, plan
+from broker.config import Configuration
+from broker.front import Front
+from broker.operations import Mounter
+from broker.registry import Device, Registry
+from tests.unit.fakes import FakeFusectl
+
+ORPHAN = plan.Orphaned(
+    device=5, mount_namespace=7, uid=1000, pid=0, request=b"1a2b3c4d", source=b"host:", subtype=b"sshfs"
+)
+
+
+class Scene:
+    def __init__(self, directory: Path) -> None:
+        self.fusectl = FakeFusectl(directory / "fusectl")
+        self.registry = Registry(directory / "state", self.fusectl.descriptor)
+        self.logged: list[str] = []
+        mounter = cast(Mounter, None)
+        self.proc = os.open("/proc", os.O_PATH)
+        self.front = Front(Configuration(), mounter, self.registry, self._log, self.proc)
+
+    def _log(self, priority: int, message: str, **_: Any) -> None:
+        assert priority == log.NOTICE
+        self.logged.append(message)
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    scene = Scene(tmp_path)
+    yield scene
+    scene.registry.close()
+    os.close(scene.proc)
+    os.close(scene.fusectl.descriptor)
+
+
+def test_an_orphan_is_written_down_once(scene: Scene) -> None:
+    scene.fusectl.connect(5)
+    for _ in range(2):
+        orphans.adopt(scene.front, ORPHAN)
+    (mount,) = scene.registry
+    assert (mount.device, mount.namespace, mount.uid, mount.request) == (5, 7, 1000, "1a2b3c4d")
+    assert (mount.type, mount.source, mount.mountpoint) == ("fuse.sshfs", b"host:", b"")
+    assert scene.logged == ["adopted a mount whose front was killed"]
+    assert scene.registry.find(Device(5)) == mount
+
+
+def test_an_orphan_that_died_meanwhile_is_forgotten(scene: Scene) -> None:
+    orphans.adopt(scene.front, ORPHAN)
+    assert scene.registry.find(Device(5)) is None
+
+
+def test_orphans_that_wait_are_written_down_whatever_comes_between(scene: Scene) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    async def listen() -> None:
+        orphans.expect(scene.front, ours)
+        while not scene.registry.find(Device(5)) or not scene.registry.find(Device(6)):
+            await asyncio.sleep(0.001)
+        theirs.close()
+        await asyncio.sleep(0.01)
+        assert not asyncio.get_running_loop().remove_reader(ours), "the end is the end"
+
+    with ours, theirs:
+        for device in (5, 6):
+            scene.fusectl.connect(device)
+        theirs.send(plan.dump(ORPHAN))
+        theirs.send(plan.dump(plan.Kept()))
+        theirs.send(plan.dump(ORPHAN._replace(device=6, request=b"5e6f7a8b")))
+        asyncio.run(listen())
+    assert len(scene.registry) == 2
