@@ -47,6 +47,11 @@ lint: venv  ## ruff and mypy --strict
 bench: venv static lab-packages  ## latency of the proxy beside the genuine fusermount3, in one run
 	$(VENV)/bin/python -m benchmarks.latency
 
+SECONDS := 60
+.PHONY: fuzz
+fuzz: venv  ## fuzz each parser for SECONDS=60; `make test` does so, too, beside the other tests
+	$(VENV)/bin/python -m tests.fuzz --seconds $(SECONDS)
+
 .PHONY: callers
 callers: venv static lab-packages  ## write into docs/compatibility.md which programs work, from the tests that run them
 	$(VENV)/bin/python -m tests.callers.table
