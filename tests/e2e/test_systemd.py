@@ -259,6 +259,14 @@ def test_a_restart_leaves_a_mount_alive_and_to_its_user(machine: Machine, mountp
     assert machine.listed() == []
 
 
+def test_systemd_keeps_fusectl_over_a_restart(machine: Machine) -> None:
+    machine.systemctl("start", SERVICE)
+    for _ in range(2):
+        wait_until(lambda: machine.property("NFileDescriptorStore") == "1")
+        machine.systemctl("restart", SERVICE)
+    assert not [message for message in machine.messages() if "internal error" in message]
+
+
 def test_a_restart_does_not_wait_for_a_program_that_hangs(machine: Machine) -> None:
     machine.mount()
     machine.run("pkill", "--signal", "STOP", "whoamifs")
