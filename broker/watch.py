@@ -28,6 +28,9 @@ from broker.registry import Device, Mount
 AGAIN = 30.0
 #: How often a filesystem is asked that gives no answer in time; then it is left alone.
 MOST_UNANSWERED = 3
+#: Seconds that a mount must have been without a process before it counts as left alone: libfuse closes its descriptor
+#: first and then has the mount unmounted, and who comes to do that must not find it done.
+MOMENT = 1.0
 #: How many connections one survey tells of: a line of each has to fit into a record.
 MOST_SURVEYED = 1000
 
@@ -39,6 +42,8 @@ class Watch:
         self._front = front
         #: Which process served a connection when somebody looked last, and with which descriptor.
         self._served: dict[Device, tuple[int, int]] = {}
+        #: Since when a connection has been without a process.
+        self._unserved: dict[Device, float] = {}
         self._not_before: dict[Device, float] = {}
         self._tries: Counter[Device] = Counter()
         self._unanswered: Counter[Device] = Counter()
@@ -46,12 +51,15 @@ class Watch:
     async def run(self) -> None:
         while True:
             pause = self._pause()
-            await asyncio.sleep(pause or 1)
+            await asyncio.sleep(min(pause, MOMENT) if pause and self._is_one_just_left() else pause or 1)
             if pause:
                 try:
                     await self.look()
                 except Exception as error:
                     self._front.log(log.ERROR, f"internal error: {error!r}")
+
+    def _is_one_just_left(self) -> bool:
+        return any(time.monotonic() - since < MOMENT for since in self._unserved.values())
 
     def _pause(self) -> int:
         """Return the seconds between two looks; 0 if nobody wants any."""
@@ -70,12 +78,16 @@ class Watch:
         due = {device for device in unserved if self._not_before.get(device, 0.0) <= time.monotonic()}
         if due:
             await self._survey([mounts[device] for device in due], search=True)
+        now = time.monotonic()
         for device, count in waiting.items():
             served = device in self._served or not mounts[device].pid
-            self._front.states.note(mounts[device].connection, count, served, time.monotonic())
-        for device in due:
-            if not self._front.states.is_served(mounts[device].connection) and self._may_reap(device):
-                self._not_before[device] = time.monotonic() + min(AGAIN, 2.0 ** self._tries[device])
+            self._front.states.note(mounts[device].connection, count, served, now)
+        unserved = {device for device in unserved if not self._front.states.is_served(mounts[device].connection)}
+        self._unserved = {device: self._unserved.get(device, now) for device in unserved}
+        for device in due & unserved:
+            aborted = self._front.states.is_aborted(mounts[device].connection)
+            if self._may_reap(device) and (aborted or now - self._unserved[device] >= MOMENT):
+                self._not_before[device] = now + min(AGAIN, 2.0 ** self._tries[device])
                 self._tries[device] += 1
                 await self._reap(mounts[device])
 

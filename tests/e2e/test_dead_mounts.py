@@ -34,8 +34,12 @@ def program_in(container: Container) -> psutil.Process:
     """Start the FUSE program in the container; return it when it has mounted."""
     container.start(["whoamifs", "-f", MOUNTPOINT])
     wait_until(lambda: container.fuse_mounts(MOUNTPOINT))
-    (program,) = [pid for pid in container.processes() if psutil.Process(pid).name() == "whoamifs"]
-    return psutil.Process(program)
+    (program,) = (each for each in psutil.process_iter(["name"]) if is_whoamifs_in(container, each))
+    return program
+
+
+def is_whoamifs_in(container: Container, process: psutil.Process) -> bool:
+    return process.info["name"] == "whoamifs" and process.pid in container.processes()
 
 
 @pytest.mark.parametrize("user", [None, "1000:1000"])

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import socket
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -361,9 +362,18 @@ def test_processes_are_searched_only_when_somebody_serves_no_more(scene: Scene, 
     assert scene.state(mount) == "live"
 
 
-def test_what_nobody_serves_is_reaped(scene: Scene, kernel: FakeKernel) -> None:
-    scene.mount()
-    kernel.look(Watch(scene.front))
+def test_what_nobody_serves_is_reaped_after_a_moment(
+    scene: Scene, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr("broker.watch.time.monotonic", lambda: now)
+    mount = scene.mount()
+    looker = Watch(scene.front)
+    for _ in range(3):
+        kernel.look(looker)
+        assert scene.state(mount) == "dead", "and whoever comes to unmount it finds it there"
+    now += watch.MOMENT
+    kernel.look(looker)
     assert list(scene.registry) == []
     assert scene.logged == ["unmounted a dead mount: its program is gone (1a2b3c4d)"]
 
@@ -438,7 +448,10 @@ def test_a_mounter_that_fails_leaves_everything_as_it_was(scene: Scene) -> None:
     assert scene.logged == []
 
 
-def test_a_filesystem_that_never_answers_is_left_alone(scene: Scene, kernel: FakeKernel) -> None:
+def test_a_filesystem_that_never_answers_is_left_alone(
+    scene: Scene, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "MOMENT", 0)
     scene.mount()
 
     async def answer(start: plan.Record, conversation: socket.socket) -> None:
