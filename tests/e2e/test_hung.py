@@ -339,22 +339,17 @@ def test_a_mount_on_a_filesystem_that_hangs_ends(broker: Broker, tmp_path: Path,
     in_private_namespace(body)
 
 
-def test_a_slow_filesystem_around_the_mountpoint_is_not_aborted(broker: Broker, tmp_path: Path) -> None:
+def test_a_slow_filesystem_around_the_mountpoint_is_not_aborted(run_broker: RunBroker, tmp_path: Path) -> None:
     """It takes longer for one answer than the time in which what hangs must move."""
+    broker = run_broker("dead_mounts_seconds = 1\ndeadlines.operation = 10")
     outer = place_in(tmp_path, "outer")
 
     def body() -> None:
         with program(broker, outer, "later,delay_at=lookup,delay_ms=1300") as slow:
             device = mount(broker, outer / "file")
             slow.send_signal(signal.SIGUSR1)
-            directory = os.open(outer, O_PATH)
             os.close(device)
-            with Client(broker) as client:
-                client.send(unmount_request(outer / "file"), directory)
-                reply = client.reply()
-            assert reply is not None
-            assert reply.errno in (0, ETIMEDOUT)
-            time.sleep(3)
+            unmount(broker, outer / "file")
             assert broker.records("aborted") == []
             assert (outer / "file").stat().st_size == SIZE
         wait_until(lambda: not fuse_mounts())
@@ -447,8 +442,9 @@ def test_a_mount_that_waits_for_a_program_ends_with_its_caller(broker: Broker, t
     def body() -> None:
         waiting = FakeLibfuse319(broker, tmp_path)
         answer_nothing(waiting)
+        before = children_of_mounter(broker)
         waiting.helper.kill()
-        wait_until(lambda: blocked(broker) == [] and len(children_of_mounter(broker)) <= 4, SOON / 1000)
+        wait_until(lambda: not blocked(broker) and len(children_of_mounter(broker)) < len(before), SOON / 1000)
         assert not fuse_mounts()
         waiting.end()
 
