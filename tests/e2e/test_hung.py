@@ -209,7 +209,7 @@ def test_a_lazy_unmount_loses_nothing_that_is_slowly_written_back(broker: Broker
     """Page by page; the program takes several times as long for all of it as what hangs is given."""
     with containers(broker) as start:
         container = start(image_tag(BUSYBOX), volumes=(stopfs_volume(),))
-        writes = "dd if=/dev/zero of=file bs=64k count=64"
+        writes = "dd if=/dev/zero of=file bs=64k count=128"
         slow = Hung(container, "writeback,delay_at=write,delay_ms=5", writes)
         wait_until(lambda: broker.mounts()[0]["waiting"] > 0)
         assert container.exec(["fusermount3", "-u", MOUNTPOINT], check=False).returncode == 1
@@ -217,7 +217,7 @@ def test_a_lazy_unmount_loses_nothing_that_is_slowly_written_back(broker: Broker
         slow.user.communicate(timeout=60)
         assert slow.user.returncode == 0
         written, _ = slow.program.communicate(timeout=20)
-        assert int(written) == 64 * 64 * 1024
+        assert int(written) == 128 * 64 * 1024
         assert broker.records("aborted") == []
 
 
