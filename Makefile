@@ -44,8 +44,19 @@ lint: venv  ## ruff and mypy --strict
 	$(VENV)/bin/mypy
 
 .PHONY: bench
-bench: venv static lab-packages  ## latency of the proxy beside the genuine fusermount3, in one run
+bench: venv static lab-packages  ## latency beside the genuine fusermount3; load: many mounts, callers, cycles, and bounds
 	$(VENV)/bin/python -m benchmarks.latency
+	$(VENV)/bin/python -m benchmarks.load
+
+MINUTES := 20
+.PHONY: soak
+soak: venv static lab-packages  ## MINUTES=20 of load with faults at random; the report goes into docs/reliability.md
+	$(VENV)/bin/python -m benchmarks.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) --write
+
+SECONDS := 60
+.PHONY: fuzz
+fuzz: venv  ## fuzz each parser for SECONDS=60; `make test` does so, too, beside the other tests
+	$(VENV)/bin/python -m tests.fuzz --seconds $(SECONDS)
 
 .PHONY: callers
 callers: venv static lab-packages  ## write into docs/compatibility.md which programs work, from the tests that run them

@@ -49,7 +49,7 @@ class LimitReached(Refusal):
 @lru_cache(256)
 def account_of(cgroup: bytes, uid: int) -> AccountName:
     """Return the account of a process with this /proc/PID/cgroup (cgroups(7), of version 1 and 2) and uid."""
-    paths = [line.split(b":", 2)[-1] for line in cgroup.splitlines()]
+    paths = [line.split(b":", 2)[-1] for line in cgroup.split(b"\n") if line]  # a name has any other byte
     found = (_container_or_user(path, uid) or b"" for path in paths)
     payer = next(filter(None, found), None) or b"uid %d" % uid + max(map(_unit, paths), key=len, default=b"")
     return AccountName(payer.decode("utf-8", "backslashreplace"))
@@ -70,12 +70,17 @@ def _container_or_user(path: bytes, uid: int) -> bytes | None:
     """Return the outermost of what names a container or, unless it is root who calls, a user."""
     parts = path.split(b"/")
     for number, part in enumerate(parts):
-        if uid and (user := _USER.fullmatch(part)):
+        if uid and (user := _USER.fullmatch(part)) and _is_of_users(parts[:number]):
             return b"user %b" % user[1]
         is_container = _CONTAINER.fullmatch(part) or _POD.fullmatch(part)
         if is_container or (number and parts[number - 1] in _OF_CONTAINERS):
             return b"container " + b"/".join(parts[: number + 1])
     return None
+
+
+def _is_of_users(parts: list[bytes]) -> bool:
+    """Whether that is where systemd has a slice for each user; what a service makes in its own cgroup is not there."""
+    return parts[-1:] == [b"user.slice"] and set(parts[:-1]) <= {b"", b".."}
 
 
 def _unit(path: bytes) -> bytes:

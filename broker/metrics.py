@@ -21,9 +21,9 @@ PREFIX = "fusermount3_broker_"
 #: How requests end; told from the start, so that the first of a kind is seen as an increase. An operation is called
 #: "request" when it ends before its caller has said, in words that can be understood, what it wants.
 REQUESTS = (
-    ("request", ("refused", "caller went away")),
-    ("mount", ("mounted", "refused", "rolled back", "not rolled back", "caller went away")),
-    ("unmount", ("unmounted", "refused", "caller went away")),
+    ("request", ("refused", "caller went away", "ended")),
+    ("mount", ("mounted", "refused", "rolled back", "not rolled back", "caller went away", "ended")),
+    ("unmount", ("unmounted", "refused", "caller went away", "ended")),
     ("reap", ("unmounted",)),
     ("abort", ("aborted",)),
 )

@@ -107,7 +107,7 @@ def account_of_process(pid: int, uid: int, open_proc: OpenProc) -> tuple[Account
 
 def _account_in(cgroup: bytes, uid: int) -> tuple[AccountName, str]:
     account = limits.account_of(cgroup, uid)
-    last = max((line.rpartition(b"/")[2] for line in cgroup.splitlines()), key=len, default=b"")
+    last = max((line.rpartition(b"/")[2] for line in cgroup.split(b"\n")), key=len, default=b"")
     return account, limits.container_of(account) or last.decode("utf-8", "replace")
 
 

@@ -1,4 +1,4 @@
-"""The sockets on which callers come: handed over by systemd, or made here and removed at the end.
+"""The sockets on which others come: handed over by systemd, or made here and removed at the end.
 
 The directory of such a socket stays, for it is what containers have been given, and a new one of the same name would
 not be seen by them. Other directories that the broker makes it marks with an extended attribute, so that only such a
@@ -30,6 +30,8 @@ BACKLOG = 16
 #: FileDescriptorName= of the socket on which metrics are asked for; all others are callers'.
 METRICS = "metrics"
 METRICS_BACKLOG = 64
+#: Name of the root of fusectl in systemd's store of descriptors.
+FUSECTL = "fusectl"
 
 
 class SocketError(Exception):
@@ -42,19 +44,36 @@ class Listening:
 
     callers: list[socket.socket] = field(default_factory=list)
     metrics: socket.socket | None = None
+    #: Whether systemd has a descriptor of fusectl; see `keep_fusectl`.
+    fusectl_is_kept: bool = False
 
 
 def inherited() -> Listening:
     """Return the sockets that systemd passed (sd_listen_fds_with_names(3)). Raises SocketError for a wrong kind."""
     found = Listening()
     for descriptor, name in daemon.listen_fds_with_names().items():
-        if name == METRICS:
+        if name == FUSECTL:
+            found.fusectl_is_kept = True
+            os.close(descriptor)
+        elif name == METRICS:
             found.metrics = _inherited_metrics(descriptor)
         elif daemon.is_socket(descriptor, socket.AF_UNIX, socket.SOCK_SEQPACKET, 1):
             found.callers.append(socket.socket(fileno=descriptor))
         else:
             raise SocketError("systemd passed a socket that is not ListenSequentialPacket=")
     return found
+
+
+def keep_fusectl(root: int) -> None:
+    """Have systemd keep fusectl while the broker is started again (sd_pid_notify_with_fds(3)).
+
+    The inodes by which connections are known are those of its superblock, which ends with the last who has it.
+    """
+    directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root)
+    try:
+        daemon.notify(f"FDSTORE=1\nFDNAME={FUSECTL}", fds=[directory])
+    finally:
+        os.close(directory)
 
 
 def _inherited_metrics(descriptor: int) -> socket.socket:

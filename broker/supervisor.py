@@ -58,6 +58,8 @@ def serve(path: Path | None, socket_paths: tuple[Path, ...]) -> None:
             front.configure(path)
             front.start(mounter)
             daemon.notify("READY=1")
+            if not listening.fusectl_is_kept:
+                sockets.keep_fusectl(mounter.fusectl)
             _supervise(path, mounter, front, write_log)
             daemon.notify("STOPPING=1")
     except (sockets.SocketError, OSError) as error:
@@ -132,6 +134,10 @@ class Mounter:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def fusectl(self) -> int:
+        return self._roots[0]
 
     def ended(self) -> int | None:
         """Return the status with which it has ended; None if it has not."""

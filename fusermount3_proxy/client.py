@@ -25,6 +25,7 @@ from errno import (
     ENOENT,
     EPIPE,
     ETIMEDOUT,
+    ETOOMANYREFS,
 )
 from posix import O_CLOEXEC, O_RDONLY, close, open, read, strerror
 from sys import byteorder, maxsize
@@ -52,8 +53,9 @@ REPLY_TIMEOUT = 30.0
 _LONG = 8 if maxsize > 2**32 else 4
 _TURN = int(PATIENCE).to_bytes(_LONG, byteorder) + bytes(_LONG)
 
-#: What connect(2) and the exchange fail with while a broker starts, restarts or has its hands full.
-_NOT_YET = (EAGAIN, ECONNABORTED, ECONNREFUSED, ECONNRESET, ENOENT, EPIPE)
+#: What connect(2) and the exchange fail with while a broker starts, restarts or has its hands full; ETOOMANYREFS, while
+#: processes of the same uid, in whatever container, have too many descriptors on their way (unix(7)).
+_NOT_YET = (EAGAIN, ECONNABORTED, ECONNREFUSED, ECONNRESET, ENOENT, EPIPE, ETOOMANYREFS)
 
 
 def socket_path(environment: dict[bytes, bytes]) -> bytes:

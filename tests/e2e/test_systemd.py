@@ -13,6 +13,7 @@ import pytest
 
 from tests.e2e.conftest import wait_until
 from tests.lab.broker import PROXY
+from tests.lab.callers import Seen, moments, start_callers
 from tests.lab.images import SYSTEMD, image_tag
 from tests.lab.podman import Container, Mount, Options
 from tests.lab.programs import whoamifs
@@ -258,6 +259,14 @@ def test_a_restart_leaves_a_mount_alive_and_to_its_user(machine: Machine, mountp
     assert machine.listed() == []
 
 
+def test_systemd_keeps_fusectl_over_a_restart(machine: Machine) -> None:
+    machine.systemctl("start", SERVICE)
+    for _ in range(2):
+        wait_until(lambda: machine.property("NFileDescriptorStore") == "1")
+        machine.systemctl("restart", SERVICE)
+    assert not [message for message in machine.messages() if "internal error" in message]
+
+
 def test_a_restart_does_not_wait_for_a_program_that_hangs(machine: Machine) -> None:
     machine.mount()
     machine.run("pkill", "--signal", "STOP", "whoamifs")
@@ -325,6 +334,23 @@ def test_a_mount_that_was_not_finished_when_the_front_was_killed_is_rolled_back(
     machine.systemctl("kill", "--kill-who=main", "--signal=KILL", SERVICE)
     wait_until(lambda: not machine.fuse_mounts())
     client.communicate(timeout=10)
+    wait_until(lambda: machine.property("ActiveState") == "active")
+    assert machine.listed() == []
+
+
+@pytest.mark.parametrize("command", ["restart", "kill --kill-who=main --signal=KILL"])
+def test_callers_notice_nothing_of_restarts_under_load(machine: Machine, command: str) -> None:
+    machine.systemctl("start", SERVICE)
+    place = Path("/run/fusermount3-proxy/broker.sock"), Path("/tmp/load")
+    pid = machine.container.pid
+    callers = start_callers(4, 9, *place, program=Path("/usr/bin/fusermount3"), namespace_of=pid)
+    for left in moments(8, 0.5, 2, seed=1):
+        if left > 0:
+            wait_until(lambda: machine.property("ActiveState") == "active")
+            machine.systemctl(*command.split(), SERVICE)
+    seen = Seen.together(caller.result() for caller in callers)
+    assert len(seen.mounts) > len(callers), "there was no load"
+    assert seen.problems() == []
     wait_until(lambda: machine.property("ActiveState") == "active")
     assert machine.listed() == []
 

@@ -13,8 +13,9 @@ import subprocess
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from broker import syscalls
 from tests.lab.broker import PROXY
@@ -22,8 +23,9 @@ from tests.lab.load import Beside, Call, Helper
 from tests.lab.podman import Mount, mountinfo
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
+ResultT = TypeVar("ResultT")
 PLACES = 3
 
 
@@ -144,18 +146,29 @@ def is_connected(descriptor: int) -> bool:
 def start_callers(
     number: int, seconds: float, socket_path: Path, directory: Path, *, program: Path = PROXY, namespace_of: int = 0
 ) -> list[Beside[Seen]]:
-    """Start so many, below `directory`, in the mount namespace of process `namespace_of`, or in that of this one."""
+    """Start so many, below `directory`; in the container of process `namespace_of`, or where this process is."""
     end = time.monotonic() + seconds
 
-    def body(each: int) -> Seen:
-        if namespace_of:
-            pidfd = os.pidfd_open(namespace_of)
-            syscalls.setns(pidfd, syscalls.CLONE_NEWNS)
-            os.close(pidfd)
+    def call(number: int) -> Seen:
         enter_private_namespace()
-        return Caller(Helper(socket_path, program), directory / f"caller{each}", each).run(end)
+        return Caller(Helper(socket_path, program), directory / f"caller{number}", number).run(end)
 
-    return [Beside(lambda each=each: body(each)) for each in range(number)]  # type: ignore[misc]  # of a default
+    def body(number: int) -> Seen:
+        return in_container(namespace_of, partial(call, number)) if namespace_of else call(number)
+
+    return [Beside(partial(body, each)) for each in range(number)]
+
+
+def in_container(pid: int, body: Callable[[], ResultT]) -> ResultT:
+    """Return what `body` does in the mount and pid namespaces of a process; leaves this process between namespaces."""
+    pidfd = os.pidfd_open(pid)
+    syscalls.setns(pidfd, syscalls.CLONE_NEWPID)
+
+    def inside() -> ResultT:
+        syscalls.setns(pidfd, syscalls.CLONE_NEWNS)
+        return body()
+
+    return Beside(inside).result()
 
 
 def moments(seconds: float, least: float, most: float, seed: int) -> Iterator[float]:

@@ -41,6 +41,19 @@ CONTAINERS = [
 INSIDE = ["", "/", "/container", "/init.scope", f"/{ID}", "/user.slice/user-7.slice", f"/docker/{ID[::-1]}"]
 
 
+def test_a_name_with_a_carriage_return_is_one_name() -> None:
+    """The kernel writes all of it but a newline as it is (kernel/cgroup/cgroup.c, cgroup_mkdir)."""
+    below = b"x\r" + b"y" * 100 + b".service"
+    assert account_of(b"0::/system.slice/web.service/%b\n" % below, 7) == "uid 7 in /system.slice/web.service"
+
+
+@pytest.mark.parametrize("below", ["user-8.slice", "user.slice/user-8.slice"])
+def test_a_service_is_not_taken_for_a_user(below: str) -> None:
+    """It may make cgroups of any name in its own, and a user would pay for it."""
+    cgroup = f"0::/system.slice/web.service/{below}/x\n"
+    assert account_of(cgroup.encode(), 7) == "uid 7 in /system.slice/web.service"
+
+
 @pytest.mark.parametrize("line", ["0::%s", "12:pids:%s\n1:name=systemd:%s\n0::/"], ids=["version 2", "version 1"])
 @pytest.mark.parametrize("inside", INSIDE)
 @pytest.mark.parametrize("path", CONTAINERS)

@@ -1,0 +1,63 @@
+"""The codec of proxy and broker: an input is a record as a peer may send it, to either side."""
+
+from __future__ import annotations
+
+from _socket import SCM_RIGHTS, SOL_SOCKET
+from collections.abc import Callable
+from typing import TypeVar
+
+from fusermount3_proxy import wire
+from fusermount3_proxy.wire import ProtocolError, Reply, Request
+
+T = TypeVar("T")
+
+_FIELDS = [
+    *(b"protocol", b"operation", b"mountpoint", b"options", b"sync-init", b"name", b"lazy", b"only-dead", b"mount"),
+    *(b"id", b"errno", b"text", b"warnings", b"auto-unmount"),
+]
+WORDS = [b"\0" + field + b"=" for field in _FIELDS] + [b"1-1", b"=1\0", b"=0\0", *wire._REQUESTS]
+SEEDS: list[bytes] = []
+
+#: What a message may grow by when it is encoded again: the defaults of fields that were left out.
+_DEFAULTS = 64
+
+
+def check(data: bytes) -> None:
+    """Whatever is decoded says the same when it is encoded and decoded again; the rest is a ProtocolError."""
+    fields = _decoded(wire.unpack, data)
+    if fields is not None:
+        assert wire.pack(fields) == data
+    room = len(data) <= wire.MAX_MESSAGE - _DEFAULTS
+    request = _decoded(wire.decode_request, data)
+    if request and room:
+        _check_same(wire.decode_request(wire.encode_request(request)), request)
+    reply = _decoded(wire.decode_reply, data)
+    if reply and room:
+        _check_same(wire.decode_reply(wire.encode_reply(reply)), reply)
+    _check_descriptors(data)
+
+
+def _decoded(decode: Callable[[bytes], T], data: bytes) -> T | None:
+    """Return what is in the record; None if it is refused, in words that can be told to the peer."""
+    try:
+        return decode(data)
+    except ProtocolError as error:
+        told = Reply(b"id", error.errno, f"bad request: {error.text}".encode())
+    _check_same(wire.decode_reply(wire.encode_reply(told)), told)
+    return None
+
+
+def _check_same(one: Request | Reply, other: Request | Reply) -> None:
+    assert type(one) is type(other)
+    for name in one.__slots__:
+        value = getattr(one, name)
+        assert value == getattr(other, name)
+        assert type(value) is type(getattr(other, name))
+        assert not isinstance(value, bytes) or b"\0" not in value
+
+
+def _check_descriptors(data: bytes) -> None:
+    """The bytes as what recvmsg(2) delivered beside a record."""
+    found = wire.descriptors([(SOL_SOCKET, SCM_RIGHTS, data), (SOL_SOCKET, SCM_RIGHTS + 1, data)])
+    assert len(found) == len(data) // 4
+    assert all(0 <= each < 2**32 for each in found)
