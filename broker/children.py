@@ -77,7 +77,7 @@ def _ends(child: int, seconds: int, rescue: Rescue | None) -> bool:
     waiting = select.poll()
     waiting.register(ended, select.POLLIN)
     if rescue:
-        waiting.register(rescue.conversation, 0)  # no event but that it hangs up
+        waiting.register(rescue.conversation, select.POLLRDHUP)
     try:
         return any(descriptor == ended for descriptor, _ in waiting.poll(1000 * seconds or None))
     finally:

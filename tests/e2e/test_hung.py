@@ -209,7 +209,7 @@ def test_a_lazy_unmount_loses_nothing_that_is_slowly_written_back(broker: Broker
     """Page by page; the program takes several times as long for all of it as what hangs is given."""
     with containers(broker) as start:
         container = start(image_tag(BUSYBOX), volumes=(stopfs_volume(),))
-        writes = "dd if=/dev/zero of=file bs=64k count=64"
+        writes = "dd if=/dev/zero of=file bs=64k count=128"
         slow = Hung(container, "writeback,delay_at=write,delay_ms=5", writes)
         wait_until(lambda: broker.mounts()[0]["waiting"] > 0)
         assert container.exec(["fusermount3", "-u", MOUNTPOINT], check=False).returncode == 1
@@ -217,7 +217,7 @@ def test_a_lazy_unmount_loses_nothing_that_is_slowly_written_back(broker: Broker
         slow.user.communicate(timeout=60)
         assert slow.user.returncode == 0
         written, _ = slow.program.communicate(timeout=20)
-        assert int(written) == 64 * 64 * 1024
+        assert int(written) == 128 * 64 * 1024
         assert broker.records("aborted") == []
 
 
@@ -339,22 +339,17 @@ def test_a_mount_on_a_filesystem_that_hangs_ends(broker: Broker, tmp_path: Path,
     in_private_namespace(body)
 
 
-def test_a_slow_filesystem_around_the_mountpoint_is_not_aborted(broker: Broker, tmp_path: Path) -> None:
+def test_a_slow_filesystem_around_the_mountpoint_is_not_aborted(run_broker: RunBroker, tmp_path: Path) -> None:
     """It takes longer for one answer than the time in which what hangs must move."""
+    broker = run_broker("dead_mounts_seconds = 1\ndeadlines.operation = 10")
     outer = place_in(tmp_path, "outer")
 
     def body() -> None:
         with program(broker, outer, "later,delay_at=lookup,delay_ms=1300") as slow:
             device = mount(broker, outer / "file")
             slow.send_signal(signal.SIGUSR1)
-            directory = os.open(outer, O_PATH)
             os.close(device)
-            with Client(broker) as client:
-                client.send(unmount_request(outer / "file"), directory)
-                reply = client.reply()
-            assert reply is not None
-            assert reply.errno in (0, ETIMEDOUT)
-            time.sleep(3)
+            unmount(broker, outer / "file")
             assert broker.records("aborted") == []
             assert (outer / "file").stat().st_size == SIZE
         wait_until(lambda: not fuse_mounts())
@@ -447,8 +442,9 @@ def test_a_mount_that_waits_for_a_program_ends_with_its_caller(broker: Broker, t
     def body() -> None:
         waiting = FakeLibfuse319(broker, tmp_path)
         answer_nothing(waiting)
+        before = children_of_mounter(broker)
         waiting.helper.kill()
-        wait_until(lambda: blocked(broker) == [] and len(children_of_mounter(broker)) <= 4, SOON / 1000)
+        wait_until(lambda: not blocked(broker) and len(children_of_mounter(broker)) < len(before), SOON / 1000)
         assert not fuse_mounts()
         waiting.end()
 
