@@ -6,9 +6,10 @@ when it is ready to serve, and gets an int of C then: 0 when the filesystem is m
 """
 
 from _socket import MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, SCM_RIGHTS, SOL_SOCKET, socket
-from errno import EBADF, ENOTSOCK
+from errno import EBADF, ENOTSOCK, ETOOMANYREFS
 from posix import strerror
 from sys import byteorder
+from time import monotonic, sleep
 
 from fusermount3_proxy.failure import Failure, reason
 
@@ -16,6 +17,9 @@ VARIABLE = b"_FUSE_COMMFD"
 
 #: Seconds in which a FUSE program has to get ready after it has its descriptor, as in fusermount3.
 READY_TIMEOUT = 300.0
+#: Seconds in which a descriptor can be sent, although processes of the same uid, in whatever container, have too many
+#: on their way (unix(7), ETOOMANYREFS). Less than the broker waits for the commit that follows.
+SEND_TIMEOUT = 5.0
 
 
 def find(argument: bytes | None, environment: dict[bytes, bytes]) -> socket:
@@ -43,10 +47,15 @@ def _number(text: bytes) -> int:
 
 def send(comm: socket, descriptor: int) -> None:
     """Hand the /dev/fuse descriptor to the FUSE program. Raises Failure, when the program is gone for example."""
-    try:
-        comm.sendmsg([b"\0"], [(SOL_SOCKET, SCM_RIGHTS, descriptor.to_bytes(4, byteorder))], MSG_NOSIGNAL)
-    except OSError as error:
-        raise Failure(b"sending file descriptor: %b" % reason(error)) from None
+    give_up = monotonic() + SEND_TIMEOUT
+    while True:
+        try:
+            comm.sendmsg([b"\0"], [(SOL_SOCKET, SCM_RIGHTS, descriptor.to_bytes(4, byteorder))], MSG_NOSIGNAL)
+            return
+        except OSError as error:
+            if error.errno != ETOOMANYREFS or monotonic() > give_up:
+                raise Failure(b"sending file descriptor: %b" % reason(error)) from None
+        sleep(0.01)
 
 
 def wait_until_ready(comm: socket) -> None:

@@ -185,6 +185,22 @@ def test_a_broker_that_hangs_up_without_an_answer_is_asked_again(path: Path, fak
     assert len(fake_clock.pauses) == 2
 
 
+def test_too_many_descriptors_on_their_way_are_waited_for(
+    path: Path, fake_clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exchange, attempts = client._exchange, iter((errno.ETOOMANYREFS, errno.ETOOMANYREFS, 0))
+
+    def try_to(*arguments: Any) -> client.Answer:
+        if number := next(attempts):
+            raise OSError(number, "others of this uid")
+        return exchange(*arguments)
+
+    monkeypatch.setattr(client, "_exchange", try_to)
+    with FakeBroker(path, reply(GOOD)):
+        assert ask(path).reply.id == b"1a2b"
+    assert len(fake_clock.pauses) == 2
+
+
 @pytest.mark.parametrize("before", ["nothing there", "nobody listens"])
 def test_a_broker_that_appears_later_is_waited_for(
     path: Path, fake_clock: FakeClock, monkeypatch: pytest.MonkeyPatch, before: str
