@@ -34,8 +34,7 @@ def adopt(front: Front, orphan: plan.Orphaned) -> None:
     """Write an orphaned mount down, unless that was done. What its caller called the mountpoint is not known."""
     device = Device(orphan.device)
     request = orphan.request.decode("ascii", "replace")
-    known = front.registry.find(device)
-    if known and known.request == request:
+    if front.registry.find(device):  # it, or a later one, if it is gone and its number was used again
         return
     account, container = account_of_process(orphan.pid, orphan.uid, front.open_proc)
     front.registry.add(

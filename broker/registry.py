@@ -94,8 +94,10 @@ class Registry:
 
     def add(self, mount: Mount) -> None:
         """Add a mount, unless it is gone, and its number another's already."""
-        if self.find(mount.device):
-            return
+        if known := self.find(mount.device):
+            if known.connection != mount.connection:
+                return
+            self._drop(mount.device)
         columns, marks = ", ".join(_COLUMNS), ", ".join("?" * len(_COLUMNS))
         values = [getattr(mount, name) for name in _COLUMNS]
         self._database.execute(f"INSERT INTO mounts ({columns}) VALUES ({marks})", values)

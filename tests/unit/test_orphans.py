@@ -57,6 +57,14 @@ def test_an_orphan_is_written_down_once(scene: Scene) -> None:
     assert scene.registry.find(Device(5)) == mount
 
 
+def test_an_orphan_is_not_taken_for_the_one_that_has_its_number_now(scene: Scene) -> None:
+    scene.fusectl.connect(5)
+    orphans.adopt(scene.front, ORPHAN)
+    orphans.adopt(scene.front, ORPHAN._replace(uid=1001, request=b"5e6f7a8b"))
+    (mount,) = scene.registry
+    assert (mount.uid, mount.request) == (1000, "1a2b3c4d")
+
+
 def test_an_orphan_that_died_meanwhile_is_forgotten(scene: Scene) -> None:
     orphans.adopt(scene.front, ORPHAN)
     assert scene.registry.find(Device(5)) is None
