@@ -640,13 +640,6 @@ class FrontUnderStress(RuleBasedStateMachine):
                 child.end()
             self.clock.pass_time(2)  # the first second begins with what has just happened
 
-    def _end_children(self) -> None:
-        """End all, also those that are begun thereupon."""
-        while children := self._children():
-            for child in children:
-                child.end()
-            self.clock.settle()
-
     def _close(self) -> None:
         for caller in self._callers():
             caller.read()
