@@ -26,7 +26,7 @@ import sys
 import time
 from contextlib import suppress
 
-from broker import capabilities, connections, filesystem, mounts, namespaces, plan, syscalls
+from broker import capabilities, connections, filesystem, invariants, mounts, namespaces, plan, syscalls
 from broker.children import Rescue
 from broker.plan import Record
 from fusermount3_proxy import wire
@@ -65,6 +65,8 @@ class Descriptors:
         self.devices = _private_devices()
         #: Where to say what the next front has to know.
         self.orphans = orphans
+        #: Who is never a caller, whoever says so.
+        self.supervisor = os.getppid()
         #: Nothing is in this file; see `mounts.alone`.
         self.locks = os.memfd_create("locks")
 
@@ -79,6 +81,7 @@ def main(control: socket.socket, orphans: socket.socket, supervisor: socket.sock
     _hide()
     capabilities.keep(*CAPABILITIES)
     os.setgroups([])
+    control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
     opened = Descriptors(orphans)
     socket.send_fds(supervisor, [b"ready"], [opened.fusectl, opened.proc])
     supervisor.close()
@@ -192,28 +195,46 @@ _REHEARSED_PLAN = plan.MountPlan(
 )
 
 
-def _receive_start(control: socket.socket) -> tuple[Record, list[int]] | None:
-    """Return the next start record and its descriptors; None when the front has hung up."""
-    data, descriptors = _receive(control)
-    return (plan.load(data), descriptors) if data else None
+def _receive_start(control: socket.socket) -> tuple[Record, list[int], int] | None:
+    """Return the next start record, its descriptors and the front's pid; None when the front has hung up.
+
+    The pid is the kernel's word: a process without capabilities can't give another's (unix(7), SO_PASSCRED).
+    """
+    data, ancillary = _receive_all(control)
+    if not data:
+        return None
+    (front,) = (
+        struct.unpack("iII", said)[0]
+        for level, kind, said in ancillary
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS)
+    )
+    return plan.load(data), wire.descriptors(ancillary), front
 
 
 def _receive(connection: socket.socket, flags: int = 0) -> tuple[bytes, list[int]]:
     """Return the next record, and all descriptors that came with it. Raises OSError, ProtocolError."""
-    space = socket.CMSG_SPACE(4 * _SCM_MAX_FD)
-    data, ancillary, cut, _ = connection.recvmsg(wire.MAX_MESSAGE, space, socket.MSG_CMSG_CLOEXEC | flags)
-    wire.check_whole(cut)
+    data, ancillary = _receive_all(connection, flags)
     return data, wire.descriptors(ancillary)
 
 
-def _operate(opened: Descriptors, start: Record, descriptors: list[int]) -> None:
-    """Carry one operation out, and tell the front if that fails."""
+def _receive_all(connection: socket.socket, flags: int = 0) -> tuple[bytes, list[tuple[int, int, bytes]]]:
+    space = socket.CMSG_SPACE(4 * _SCM_MAX_FD) + socket.CMSG_SPACE(_SIZE_OF_CREDENTIALS)
+    data, ancillary, cut, _ = connection.recvmsg(wire.MAX_MESSAGE, space, socket.MSG_CMSG_CLOEXEC | flags)
+    wire.check_whole(cut)
+    return data, ancillary
+
+
+_SIZE_OF_CREDENTIALS = struct.calcsize("iII")
+
+
+def _operate(opened: Descriptors, start: Record, descriptors: list[int], front: int) -> None:
+    """Carry one operation out for the process `front`, and tell it if that fails."""
     if not isinstance(start, plan.Start):
         return
     talk = Conversation(descriptors[0], start.seconds)
     try:
         if isinstance(start, plan.StartMount | plan.StartUnmount):
-            _serve_caller(opened, talk, start, *descriptors[1:])
+            _serve_caller(opened, talk, start, front, *descriptors[1:])
         elif isinstance(start, plan.StartReap):
             _reap(opened, talk, start)
         elif isinstance(start, plan.StartSurvey):
@@ -258,11 +279,18 @@ def _drain(connection: socket.socket) -> None:
 
 
 def _serve_caller(
-    opened: Descriptors, talk: "Conversation", start: plan.StartMount | plan.StartUnmount, connection: int, pidfd: int
+    opened: Descriptors,
+    talk: "Conversation",
+    start: plan.StartMount | plan.StartUnmount,
+    front: int,
+    connection: int,
+    pidfd: int,
 ) -> None:
     with talk.bounded("join"):
         caller = Caller(opened, connection)
-        caller.join(opened, pidfd)
+        if caller.pid in (front, opened.supervisor):
+            raise PermissionError(errno.EPERM, "the front is no caller")
+        caller.join(opened, namespaces.pidfd_of_peer(connection, pidfd, opened.proc))
     try:
         if isinstance(start, plan.StartMount):
             _mount(talk, caller, start.commit_seconds, opened.orphans)
@@ -370,6 +398,7 @@ class Caller:
         # A copy: the descriptor itself stays open until this process ends, after the front has closed its own.
         self._connection = socket.socket(fileno=os.dup(connection))
         self._opened = opened
+        self.pid = self._credentials()[0]
         self.locks = opened.locks
         descriptors = self.take()
         if len(descriptors) != 1 or not fcntl.fcntl(descriptors[0], fcntl.F_GETFL) & os.O_PATH:
@@ -391,7 +420,6 @@ class Caller:
 
     def join(self, opened: Descriptors, pidfd: int) -> None:
         """Enter the caller's namespaces. Raises OSError."""
-        self.pid = self._credentials()[0]
         bounding, effective = namespaces.capabilities_of(self.pid, opened.proc)
         self.may_mount = bool(effective >> syscalls.CAP_SYS_ADMIN & 1)
         self.in_user_namespace = namespaces.join_user_namespace(pidfd)
@@ -472,7 +500,7 @@ def _mount(talk: Conversation, caller: Caller, commit_seconds: int, orphans: soc
     if not _rests_on(wanted, facts):
         talk.say(facts)
         wanted = talk.hear()
-    if not isinstance(wanted, plan.MountPlan) or not _rests_on(wanted, facts):
+    if not isinstance(wanted, plan.MountPlan) or not _rests_on(wanted, facts) or not invariants.allow_mount(wanted):
         raise StepError(errno.EPERM, "check the plan")
     if wanted.sync_init:
         caller.hand_over(wanted)
@@ -559,6 +587,9 @@ def _mount_facts(talk: Conversation, caller: Caller, mountpoint: int) -> plan.Mo
         # FUSE would refuse it to the caller, but not to this process, whose real uid is its own.
         raise OSError(errno.EACCES, "another user's FUSE filesystem")
     _announce(talk, caller, looked)
+    if not invariants.KERNEL_FILESYSTEMS.keys().isdisjoint(mounts.hidden_by(mountpoint)):
+        # An engine that starts a program in the container looks for /proc and /dev/pts there.
+        raise OSError(errno.EPERM, "it would hide a filesystem of the kernel")
     status = os.fstat(mountpoint)
     return plan.MountFacts(
         uid=caller.uid,
@@ -594,12 +625,16 @@ def _owns(caller: Caller, owner: int) -> bool:
 
 def _unmount(talk: Conversation, caller: Caller, start: plan.StartUnmount) -> None:
     directory = caller.pinned
+    if not invariants.is_name(start.name):
+        raise StepError(errno.EINVAL, "access mountpoint")
     with talk.bounded("access mountpoint"):
         facts, looked = _unmount_facts(talk, caller, directory, start)
     talk.say(facts)
     wanted = talk.hear()
     if not isinstance(wanted, plan.UnmountPlan):
         return
+    if not invariants.allow_unmount(caller.uid, _owner_of(looked)):
+        raise StepError(errno.EPERM, "check the plan")
     with talk.bounded("unmount"):
         mounts.unmount(directory, start.name, looked, wanted.lazy, caller.locks, talk.seconds)
         caller.let_go()
@@ -608,6 +643,15 @@ def _unmount(talk: Conversation, caller: Caller, start: plan.StartUnmount) -> No
         talk.hear()
     except HungUp:  # and nobody has told the caller
         caller.tell(wanted.request)
+
+
+def _owner_of(looked: mounts.Looked) -> int | None:
+    """Return whose FUSE filesystem was looked at; None if it is none, or is gone."""
+    try:
+        fuse = mounts.fuse_of(looked.mount_id)
+    except LookupError:
+        return None
+    return fuse.uid if fuse else None
 
 
 def _unmount_facts(

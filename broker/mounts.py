@@ -264,6 +264,27 @@ def is_dead(entry: int, fuse: Fuse) -> bool:
     return False
 
 
+def hidden_by(mountpoint: int) -> set[bytes]:
+    """Return the types of the filesystems that would be out of sight with a mount on `mountpoint`, if that is the root
+    of a mount, such as / or /dev; of other directories nothing is said. Raises OSError."""
+    if not syscalls.is_mount_root(mountpoint):
+        return set()
+    below = look(mountpoint).mount_id
+    if is_unique(below):
+        found = (_status_of(each, syscalls.STATMOUNT_FS_TYPE) for each in _mounts_on(below))
+        return {each.type for each in found if each}
+    types: dict[bytes, bytes] = {}
+    children: dict[bytes, list[bytes]] = {}
+    for line in _mountinfo().split(b"\n")[1:-1]:
+        mount_id, parent, _ = line.split(b" ", 2)
+        types[mount_id] = line.partition(b" - ")[2].partition(b" ")[0].partition(b".")[0]
+        children.setdefault(parent, []).append(mount_id)
+    hidden = list(children.get(b"%d" % below, ()))
+    for each in hidden:  # which grows meanwhile
+        hidden += children.get(each, ())
+    return {types[each] for each in hidden}
+
+
 def fuse_of(mount_id: int) -> Fuse | None:
     """Return whose FUSE filesystem a mount is; None if it is not one.
 

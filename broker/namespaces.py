@@ -3,8 +3,36 @@
 import errno
 import fcntl
 import os
+import socket
+import struct
 
 from broker import syscalls
+
+
+def pidfd_of_peer(connection: int, given: int, proc: int) -> int:
+    """Return a pidfd of the process that connected, by the kernel's word: whose namespaces they are, nobody may choose.
+
+    Before Linux 6.5 the kernel doesn't give one; then `given` is it, if it has the number of that process. Raises
+    OSError.
+    """
+    with socket.socket(fileno=os.dup(connection)) as peer:
+        try:
+            return int(struct.unpack("i", peer.getsockopt(socket.SOL_SOCKET, syscalls.SO_PEERPIDFD, 4))[0])
+        except OSError as error:
+            if error.errno != errno.ENOPROTOOPT:
+                raise
+        credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII"))
+    pid = struct.unpack("iII", credentials)[0]
+    if pid <= 0 or _pid_of(given, proc) != pid:
+        raise PermissionError(errno.EPERM, "the pidfd is not that of the caller")
+    return given
+
+
+def _pid_of(pidfd: int, proc: int) -> int:
+    """Return the pid that a pidfd stands for (proc_pid_fdinfo(5)); -1 if its process has ended, or it is no pidfd."""
+    with open(f"self/fdinfo/{pidfd}", "rb", opener=lambda path, flags: os.open(path, flags, dir_fd=proc)) as file:
+        lines = file.read().split(b"\n")
+    return next((int(line[5:]) for line in lines if line.startswith(b"Pid:\t")), -1)
 
 
 def join_user_namespace(pidfd: int) -> bool:

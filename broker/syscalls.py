@@ -42,6 +42,7 @@ AT_EACCESS = 0x200
 AT_EMPTY_PATH = 0x1000
 AT_RECURSIVE = 0x8000
 AT_STATX_DONT_SYNC = 0x4000
+STATX_ATTR_MOUNT_ROOT = 0x2000
 AT_HANDLE_FID = 0x200
 AT_HANDLE_MNT_ID_UNIQUE = 0x001
 
@@ -232,6 +233,14 @@ def statx_mount(fd: int) -> tuple[int, int]:
     _check(_libc.statx(fd, b"", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, 0, buffer))
     major, minor, mount_id = struct.unpack_from("=IIQ", buffer, 0x88)
     return major << 20 | minor, mount_id
+
+
+def is_mount_root(fd: int) -> bool:
+    """Whether `fd` is the root of the mount that it is on, asking nothing of the filesystem; as `statx_mount`."""
+    buffer = ctypes.create_string_buffer(256)
+    _check(_libc.statx(fd, b"", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, 0, buffer))
+    (attributes,) = struct.unpack_from("=Q", buffer, 0x08)
+    return bool(attributes & STATX_ATTR_MOUNT_ROOT)
 
 
 def unique_mount_id(fd: int) -> int:

@@ -1,0 +1,60 @@
+"""What the mounter does for nobody, whatever the front has decided: pure functions, like the front's own decisions.
+
+The front decides by the configuration, which the mounter does not know, and may be in the hands of somebody who was
+its caller. So the mounter looks at each plan, too, for what no configuration allows.
+"""
+
+import stat
+
+from broker.plan import MountPlan
+
+#: The filesystems through which the kernel is told and asked, by their type in mountinfo, with the f_type of statfs(2)
+#: (include/uapi/linux/magic.h). A program that trusts what it reads there must not read what a caller has put there.
+KERNEL_FILESYSTEMS = {
+    b"bpf": 0xCAFE4A11,
+    b"binder": 0x6C6F6F70,
+    b"binfmt_misc": 0x42494E4D,
+    b"cgroup": 0x0027E0EB,
+    b"cgroup2": 0x63677270,
+    b"configfs": 0x62656570,
+    b"debugfs": 0x64626720,
+    b"devpts": 0x1CD1,
+    b"efivarfs": 0xDE5E81E4,
+    b"fusectl": 0x65735543,
+    b"hugetlbfs": 0x958458F6,
+    b"mqueue": 0x19800202,
+    b"nsfs": 0x6E736673,
+    b"proc": 0x9FA0,
+    b"pstore": 0x6165676C,
+    b"resctrl": 0x7655821,
+    b"securityfs": 0x73636673,
+    b"selinuxfs": 0xF97CFF8C,
+    b"smackfs": 0x43415D53,
+    b"sysfs": 0x62656572,
+    b"tracefs": 0x74726163,
+}
+_NEVER_MOUNTED_OVER = frozenset(KERNEL_FILESYSTEMS.values())
+
+
+def allow_mount(wanted: MountPlan) -> bool:
+    """Whether a plan, which rests on facts of the mounter's own, is one that any front may have made."""
+    if not (stat.S_ISDIR(wanted.root_mode) or stat.S_ISREG(wanted.root_mode)):
+        return False
+    if wanted.filesystem in _NEVER_MOUNTED_OVER:
+        return False
+    if wanted.uid != 0 and (wanted.access_errno or wanted.search_errno):
+        return False
+    if wanted.uid != 0 and wanted.foreign_sticky and stat.S_ISDIR(wanted.root_mode):
+        return False
+    # What mount(2) takes is one string; another option could be in it.
+    return b"," not in wanted.max_read + wanted.block_size
+
+
+def is_name(name: bytes) -> bool:
+    """Whether it is one component of a path, which leads nowhere else than its directory says."""
+    return name not in (b"", b".", b"..") and b"/" not in name and len(name) <= 255
+
+
+def allow_unmount(caller: int, owner: int | None) -> bool:
+    """Whether that uid may have a filesystem unmounted that is a FUSE filesystem of uid `owner`; None if it is none."""
+    return owner is not None and caller in (0, owner)
