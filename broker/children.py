@@ -4,8 +4,8 @@ import errno
 import os
 import select
 import signal
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from broker import syscalls
@@ -37,8 +37,6 @@ def in_child(
     What is left of the time until the alarm of this process is the child's; then it is killed. Who waits for an answer
     that a FUSE program owes can't always be killed: this process ends after its child in any case, so that whoever sees
     it end knows that nothing is left. Raises the OSError that `act` raises, TimeoutError when it was given up.
-
-    A container may see the child, and with CAP_SYS_PTRACE get hold of it; so there is nothing in it to be had.
     """
     child = syscalls.fork()
     if child == 0:
@@ -49,6 +47,7 @@ def in_child(
             if user:
                 os.setresgid(user.gid, user.gid, user.gid)
                 os.setresuid(user.uid, user.uid, user.uid)
+                syscalls.capset()  # which only root loses by that
             syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)  # after the ids, with which it is lost
             act()
             status = 0
@@ -69,6 +68,36 @@ def in_child(
     if ended:
         status = os.waitstatus_to_exitcode(ended)
         raise OSError(status if status > 0 else errno.EINTR, "in a child")
+
+
+def in_twin(act: Callable[[], object]) -> None:
+    """Do `act` in a child that has all that this process has, and no other time. Raises the OSError that it raises."""
+    child = syscalls.fork()
+    if child == 0:
+        status = errno.EIO
+        try:
+            syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+            act()
+            status = 0
+        except OSError as error:
+            status = error.errno or errno.EIO
+        finally:
+            os._exit(status)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status:
+        raise OSError(status if status > 0 else errno.EINTR, "in a child")
+
+
+@contextmanager
+def waiting_for_grandchildren() -> Iterator[None]:
+    """Have children of this process's children be its own when those have ended, and wait for them, too."""
+    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        with suppress(ChildProcessError):
+            while True:
+                os.waitpid(-1, 0)
 
 
 def _ends(child: int, seconds: int, rescue: Rescue | None) -> bool:

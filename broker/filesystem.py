@@ -6,34 +6,30 @@ program who uses the filesystem (fs/fuse/inode.c). The caller of `create` is in 
 in the third.
 """
 
+import os
 import socket
 
-from broker import syscalls
-from broker.children import Rescue, in_child
+from broker import confinement, syscalls
+from broker.children import Rescue, in_child, in_twin, waiting_for_grandchildren
+from broker.namespaces import PidNamespace
 from broker.plan import MountPlan
 
 #: fsconfig(2) takes strings of 255 bytes; mount(2) takes a page.
 LONGEST_STRING = 255
 
 
-def create(wanted: MountPlan, device: int, in_pid_namespace: bool, rescue: Rescue | None) -> int:
-    """Return the mount of a new FUSE filesystem that `device` serves.
+def create(wanted: MountPlan, device: int, pids: PidNamespace, rescue: Rescue | None) -> int:
+    """Return the mount of a new FUSE filesystem that `device` serves, and whose program sees `pids`.
 
-    `in_pid_namespace`: this process is in the caller's pid namespace, not only its children. `rescue`: the kernel may
-    wait for the FUSE program, and there is a way out of that. Raises OSError.
+    `rescue`: the kernel may wait for the FUSE program, and there is a way out of that. Raises OSError.
     """
     if max(len(wanted.source), len(wanted.subtype), len(wanted.max_read), len(wanted.block_size)) > LONGEST_STRING:
-        return _create_by_mount(wanted, device, rescue)
+        return _create_by_mount(wanted, device, pids, rescue)
     context = configure(wanted, device)
-    if in_pid_namespace and not rescue:
+    if pids.here and not rescue:
         _create_superblock(context)
     else:
-        in_child(
-            lambda: _create_superblock(context),
-            keep=[context, device],
-            capabilities=[syscalls.CAP_SYS_ADMIN],
-            rescue=rescue,
-        )
+        _create_in_child(context, device, pids.descriptor, rescue)
     return syscalls.fsmount(context, syscalls.FSMOUNT_CLOEXEC, _attributes(wanted))
 
 
@@ -48,6 +44,28 @@ def configure(wanted: MountPlan, device: int) -> int:
     for flag in _flags(wanted):
         syscalls.fsconfig(context, syscalls.FSCONFIG_SET_FLAG, flag, None, 0)
     return context
+
+
+def _create_in_child(context: int, device: int, pid_namespace: int | None, rescue: Rescue | None) -> None:
+    """Create it in the pid namespace that children are in, or in another one.
+
+    In that other one, a container may get hold of whoever comes; so it is a child that can't do anything else, and has
+    nothing that could be had, from its birth on: its parent has seen to that, where the container can't see it.
+    """
+
+    def create_confined() -> None:
+        assert pid_namespace is not None
+        syscalls.setns(pid_namespace, syscalls.CLONE_NEWPID)
+        os.close(pid_namespace)
+        confinement.confine_to_creation()
+        in_twin(lambda: _create_superblock(context))
+
+    keep, capabilities = [context, device], [syscalls.CAP_SYS_ADMIN]
+    if pid_namespace is None:
+        in_child(lambda: _create_superblock(context), keep, capabilities, rescue=rescue)
+        return
+    with waiting_for_grandchildren():
+        in_child(create_confined, [*keep, pid_namespace], capabilities, rescue=rescue)
 
 
 def _create_superblock(context: int) -> None:
@@ -95,11 +113,15 @@ def _attributes(wanted: MountPlan) -> int:
     return attributes
 
 
-def _create_by_mount(wanted: MountPlan, device: int, rescue: Rescue | None) -> int:
+def _create_by_mount(wanted: MountPlan, device: int, pids: PidNamespace, rescue: Rescue | None) -> int:
     """As `create`, with mount(2), in a mount namespace of a child's own, because it can't but attach what it makes.
 
-    The child sends back a copy of the mount that is attached nowhere; its own goes with its namespace.
+    The child sends back a copy of the mount that is attached nowhere; its own goes with its namespace. A process that
+    may do that much can't be let into a pid namespace where somebody may get hold of it: its own is empty, and the
+    program sees no pids.
     """
+    if pids.descriptor is not None:
+        syscalls.unshare(syscalls.CLONE_NEWPID)
     ours, theirs = socket.socketpair()
     with ours, theirs:
         in_child(

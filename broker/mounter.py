@@ -423,13 +423,12 @@ class Caller:
         bounding, effective = namespaces.capabilities_of(self.pid, opened.proc)
         self.may_mount = bool(effective >> syscalls.CAP_SYS_ADMIN & 1)
         self.in_user_namespace = namespaces.join_user_namespace(pidfd)
-        traced = not self.in_user_namespace and bool(bounding >> syscalls.CAP_SYS_PTRACE & 1)
-        self.pids_visible = namespaces.join_pid_namespace(pidfd, opened.proc, traced)
+        traced = bool(bounding >> syscalls.CAP_SYS_PTRACE & 1)
+        self.pids = namespaces.pid_namespace(pidfd, opened.proc, self.in_user_namespace, traced)
         self.device = os.open("dev/fuse", os.O_RDWR | os.O_CLOEXEC, dir_fd=opened.devices)
         _, self.uid, self.gid = self._credentials()
         groups = syscalls.peer_groups(self._connection.fileno())
         self.mount_namespace = namespaces.join_mount_namespace(pidfd, opened.proc)
-        self.in_pid_namespace = os.stat("self/ns/pid").st_ino == os.stat("self/ns/pid_for_children").st_ino
         try:
             os.setgroups(groups)
         except PermissionError:
@@ -502,6 +501,10 @@ def _mount(talk: Conversation, caller: Caller, commit_seconds: int, orphans: soc
         wanted = talk.hear()
     if not isinstance(wanted, plan.MountPlan) or not _rests_on(wanted, facts) or not invariants.allow_mount(wanted):
         raise StepError(errno.EPERM, "check the plan")
+    with talk.bounded("mount"):
+        if not invariants.KERNEL_FILESYSTEMS.keys().isdisjoint(mounts.hidden_by(mountpoint)):
+            # An engine that starts a program in the container looks for /proc and /dev/pts there.
+            raise OSError(errno.EPERM, "it would hide a filesystem of the kernel")
     if wanted.sync_init:
         caller.hand_over(wanted)
         talk.say(plan.HandedOver())
@@ -513,17 +516,19 @@ def _mount(talk: Conversation, caller: Caller, commit_seconds: int, orphans: soc
             caller.take()
     with talk.bounded("mount"):
         rescue = caller.rescue(talk) if wanted.sync_init else None
-        mount = filesystem.create(wanted, caller.device, caller.in_pid_namespace, rescue)
+        mount = filesystem.create(wanted, caller.device, caller.pids, rescue)
         device = mounts.look(mount).device
     try:
         mounts.attach(mount, mountpoint, caller.locks, talk.seconds)
     except OSError as error:
         raise StepError(error.errno or errno.EIO, "mount") from None
     try:
+        if caller.pids.descriptor is not None and not _is_as_planned(mount, wanted):
+            raise HungUp
         if not wanted.sync_init:
             caller.hand_over(wanted)
         os.close(caller.device)  # at once: whoever keeps a copy keeps a dead daemon's mount from failing
-        mounted = plan.Mounted(device, caller.mount_namespace, caller.pids_visible)
+        mounted = plan.Mounted(device, caller.mount_namespace, caller.pids.visible)
         if not _is_wanted(talk, caller, wanted, mounted, commit_seconds, orphans):
             raise HungUp
         with talk.bounded("let go"):
@@ -570,6 +575,18 @@ def _is_wanted(
     return True
 
 
+def _is_as_planned(mount: int, wanted: plan.MountPlan) -> bool:
+    """Whether the filesystem is the caller's, and others may enter it only if they should.
+
+    In its container somebody may have got hold of who created it, and of what it was created from.
+    """
+    try:
+        fuse = mounts.fuse_of(mounts.look(mount).mount_id)
+    except LookupError:
+        return False
+    return fuse == mounts.Fuse(wanted.uid, wanted.gid, wanted.allow_other)
+
+
 def _rests_on(wanted: Record, facts: plan.MountFacts) -> bool:
     """Whether the plan was decided on these facts."""
     return isinstance(wanted, plan.MountPlan) and all(
@@ -587,9 +604,6 @@ def _mount_facts(talk: Conversation, caller: Caller, mountpoint: int) -> plan.Mo
         # FUSE would refuse it to the caller, but not to this process, whose real uid is its own.
         raise OSError(errno.EACCES, "another user's FUSE filesystem")
     _announce(talk, caller, looked)
-    if not invariants.KERNEL_FILESYSTEMS.keys().isdisjoint(mounts.hidden_by(mountpoint)):
-        # An engine that starts a program in the container looks for /proc and /dev/pts there.
-        raise OSError(errno.EPERM, "it would hide a filesystem of the kernel")
     status = os.fstat(mountpoint)
     return plan.MountFacts(
         uid=caller.uid,

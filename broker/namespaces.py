@@ -5,8 +5,9 @@ import fcntl
 import os
 import socket
 import struct
+from typing import NamedTuple
 
-from broker import syscalls
+from broker import confinement, syscalls
 
 
 def pidfd_of_peer(connection: int, given: int, proc: int) -> int:
@@ -70,23 +71,41 @@ def check_owner_of_mount_namespace() -> None:
         raise PermissionError(errno.EPERM, "the mount namespace is another user namespace's")
 
 
-def join_pid_namespace(pidfd: int, proc: int, traced: bool) -> bool:
-    """Have children be in the process's pid namespace; whether they are.
+class PidNamespace(NamedTuple):
+    """Where to create a superblock, so that its program sees pids, if they are `visible` to it at all.
 
-    Not if the namespace is not below this one (a broker without hostPID), and not if somebody in it has CAP_SYS_PTRACE
-    over the mounter's user namespace, and so over a child that may mount (`traced`).
+    `here`: in this process; otherwise in a child of it, which is in the namespace from birth if there is no
+    `descriptor`, and else has to be the child of one that has joined it by that.
     """
-    own = os.stat("self/ns/pid", dir_fd=proc).st_ino
+
+    visible: bool
+    here: bool
+    descriptor: int | None = None
+
+
+def pid_namespace(pidfd: int, proc: int, in_user_namespace: bool, traced: bool) -> PidNamespace:
+    """Return the process's pid namespace, which a child can join if it is below this one (so not without hostPID).
+
+    Whoever has CAP_SYS_PTRACE over the mounter's user namespace can get hold of what is in its pid namespace. That the
+    caller hasn't (`traced`) says nothing of its neighbours there. With a user namespace of their own they can't have
+    it; else what goes there is confined before. Raises OSError.
+    """
     try:
         syscalls.setns(pidfd, syscalls.CLONE_NEWPID)
     except OSError:
-        return False
-    if traced and os.stat("self/ns/pid_for_children", dir_fd=proc).st_ino != own:
-        back = os.open("self/ns/pid", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
-        syscalls.setns(back, syscalls.CLONE_NEWPID)
-        os.close(back)
-        return False
-    return True
+        return PidNamespace(visible=False, here=True)
+    if os.stat("self/ns/pid_for_children", dir_fd=proc).st_ino == os.stat("self/ns/pid", dir_fd=proc).st_ino:
+        return PidNamespace(visible=True, here=True)
+    if in_user_namespace:
+        return PidNamespace(visible=True, here=False)
+    theirs = os.open("self/ns/pid_for_children", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
+    back = os.open("self/ns/pid", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
+    syscalls.setns(back, syscalls.CLONE_NEWPID)
+    os.close(back)
+    if traced or not confinement.POSSIBLE:
+        os.close(theirs)
+        return PidNamespace(visible=False, here=True)
+    return PidNamespace(visible=True, here=False, descriptor=theirs)
 
 
 def capabilities_of(pid: int, proc: int) -> tuple[int, int]:

@@ -93,11 +93,15 @@ SO_PEERPIDFD = 77
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
+PR_SET_SECCOMP = 22
 PR_CAPBSET_READ = 23
 PR_CAPBSET_DROP = 24
+PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 PR_CAP_AMBIENT = 47
 PR_CAP_AMBIENT_CLEAR_ALL = 4
+
+SECCOMP_MODE_FILTER = 2
 
 LANDLOCK_CREATE_RULESET_VERSION = 1
 LANDLOCK_RULE_PATH_BENEATH = 1
@@ -139,6 +143,19 @@ def unshare(flags: int) -> None:
 def prctl(option: int, value: int) -> int:
     result: int = _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0)
     return _check(result)
+
+
+class _SockFprog(ctypes.Structure):
+    _fields_ = (("len", ctypes.c_ushort), ("filter", ctypes.c_char_p))
+
+
+def seccomp_filter(program: bytes) -> None:
+    """Have the kernel look at each system call with this program of struct sock_filter, of 8 bytes each.
+
+    For good; needs CAP_SYS_ADMIN or PR_SET_NO_NEW_PRIVS.
+    """
+    fprog = _SockFprog(len(program) // 8, program)
+    _check(_libc.prctl(PR_SET_SECCOMP, ctypes.c_ulong(SECCOMP_MODE_FILTER), ctypes.byref(fprog), 0, 0))
 
 
 def setfsids(uid: int, gid: int) -> None:

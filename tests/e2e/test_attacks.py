@@ -420,7 +420,7 @@ def test_a_lazy_unmount_takes_what_was_looked_at_although_names_are_exchanged(
         with beside(elsewhere) as other:
             run(["mount", "-t", "tmpfs", "roots", roots])
             os.close(mount(broker, own, uid=USER))
-            with Client(broker, USER) as client, slow(broker, "umount2", 1, tmp_path / "trace"):
+            with Client(broker, USER) as client, slow(broker, "umount2", 3, tmp_path / "trace"):
                 changed = users.stat().st_ctime_ns
                 client.send(unmount_request(own, lazy=True), os.open(users, O_PATH))
                 time.sleep(0.5)  # it has been looked at, and is not unmounted yet
