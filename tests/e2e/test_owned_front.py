@@ -1,0 +1,406 @@
+"""What somebody could do who owns the front: a process plays it, and tells the real mounter whatever a test likes.
+
+The mounter does nothing for anybody but a caller, in the caller's namespaces, with the caller's rights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import stat
+from errno import EACCES, EINVAL, EPERM
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from broker import filesystem, plan, syscalls
+from broker.supervisor import Mounter
+from tests.e2e.hostile import O_PATH, fuse_mounts, in_private_namespace, mount_request
+from tests.lab.commands import run
+from tests.lab.podman import mountinfo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = pytest.mark.e2e
+
+USER = 1000
+PATIENCE = 20
+
+
+class Conversation:
+    """What the front says to one child of the mounter, and hears."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._socket.settimeout(PATIENCE)
+
+    def say(self, record: plan.Record) -> None:
+        self._socket.send(plan.dump(record))
+
+    def hear(self) -> plan.Record | None:
+        """Return what the child says next; None when it has ended without a word."""
+        with contextlib.suppress(ConnectionResetError):
+            data = self._socket.recv(1 << 16)
+            return plan.load(data) if data else None
+        return None
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class OwnedFront:
+    """A mounter, and the way to it that a front has."""
+
+    def __init__(self, held: contextlib.ExitStack) -> None:
+        self._held = held
+        self._mounter = Mounter()
+        held.callback(self._mounter.close)
+        self.control = held.enter_context(socket.socket(fileno=os.dup(self._mounter.for_front[0])))
+
+    def begin(self, start: plan.Record, *descriptors: int) -> Conversation:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            socket.send_fds(self.control, [plan.dump(start)], [theirs.fileno(), *descriptors])
+        conversation = Conversation(ours)
+        self._held.callback(conversation.close)
+        return conversation
+
+    def check(self) -> None:
+        """Check that the mounter still serves."""
+        assert self.begin(plan.StartCheck(PATIENCE)).hear() == plan.Checked()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A mountpoint of the user's, on the way to which every user may look."""
+    for path in (tmp_path, *tmp_path.parents[:2]):
+        path.chmod(0o755)
+    directory = tmp_path / "mountpoint"
+    directory.mkdir()
+    os.chown(directory, USER, USER)
+    return directory
+
+
+@contextlib.contextmanager
+def playing_the_front() -> Iterator[OwnedFront]:
+    with contextlib.ExitStack() as held:
+        yield OwnedFront(held)
+
+
+@contextlib.contextmanager
+def caller(pinned: Path, uid: int, *, namespace: bool = False) -> Iterator[tuple[int, int]]:
+    """Have a process of the user's that has connected and sent what it pins; gives the connection and its pidfd.
+
+    With `namespace` it has a mount namespace of its own.
+    """
+    address = f"\0fusermount3-broker-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(address)
+        listener.listen()
+        if (child := os.fork()) == 0:
+            with contextlib.suppress(BaseException):
+                _call(address, pinned, uid, namespace)
+            os._exit(1)
+        try:
+            listener.settimeout(PATIENCE)
+            connection, _ = listener.accept()
+            pidfd = os.pidfd_open(child)
+            with connection:
+                connection.settimeout(PATIENCE)
+                connection.recv(1, socket.MSG_PEEK)  # it has sent
+                yield connection.fileno(), pidfd
+            os.close(pidfd)
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+def _call(address: str, pinned: Path, uid: int, namespace: bool) -> None:
+    if namespace:
+        syscalls.unshare(syscalls.CLONE_NEWNS)
+        syscalls.mount(None, b"/", None, syscalls.MS_REC | syscalls.MS_PRIVATE, None)
+    descriptor = os.open(pinned, O_PATH)
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect(address)
+    socket.send_fds(connection, [mount_request(pinned)], [descriptor])
+    signal.pause()
+
+
+START = plan.StartMount(seconds=PATIENCE, commit_seconds=PATIENCE)
+
+
+def a_plan(facts: plan.MountFacts, **wanted: object) -> plan.MountPlan:
+    """Return the plan of a front that allows everything, on these facts."""
+    fields = facts._asdict()
+    del fields["mount_namespace"]
+    nothing = {name: kind() for name, kind in plan.MountPlan.__annotations__.items() if kind in (bool, bytes)}
+    return plan.MountPlan(**{**nothing, "source": b"owned", **fields, **wanted})
+
+
+def facts_of(conversation: Conversation) -> plan.MountFacts:
+    conversation.say(plan.Ask())
+    facts = conversation.hear()
+    assert isinstance(facts, plan.MountFacts), facts
+    return facts
+
+
+REFUSED = plan.Failed(EPERM, b"check the plan")
+
+
+def test_a_plan_for_a_caller_is_carried_out_and_undone(place: Path) -> None:
+    """So that the refusals below are of what is wrong in them."""
+
+    def body() -> None:
+        with playing_the_front() as front, caller(place, USER) as who:
+            conversation = front.begin(START, *who)
+            conversation.say(a_plan(facts_of(conversation)))
+            assert isinstance(conversation.hear(), plan.Mounted)
+            assert [mount.source for mount in fuse_mounts()] == ["owned"]
+            conversation.say(plan.Undo())
+            assert conversation.hear() == plan.RolledBack()
+
+    in_private_namespace(body)
+
+
+def test_the_namespaces_are_those_of_who_connected_whatever_pidfd_comes_with_it(place: Path) -> None:
+    """Else a caller in a container, and a front that is theirs, had the whole machine for a mountpoint."""
+
+    def body() -> None:
+        with playing_the_front() as front, caller(place, USER, namespace=True) as (connection, _):
+            own = os.pidfd_open(os.getpid())
+            conversation = front.begin(START, connection, own)
+            facts = facts_of(conversation)
+            assert facts.mount_namespace != Path("/proc/self/ns/mnt").stat().st_ino
+            conversation.say(plan.LetGo())
+            assert conversation.hear() == plan.HasLetGo()
+            os.close(own)
+
+    in_private_namespace(body)
+
+
+def test_the_front_is_no_caller(place: Path) -> None:
+    """Where the front has no uid of its own, it would be root."""
+
+    def body() -> None:
+        with playing_the_front() as front:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with ours, theirs:
+                descriptor, own = os.open(place, O_PATH), os.pidfd_open(os.getpid())
+                socket.send_fds(ours, [b"anything"], [descriptor])
+                assert front.begin(START, theirs.fileno(), own).hear() == plan.Failed(EPERM, b"join")
+                os.close(descriptor)
+                os.close(own)
+
+    in_private_namespace(body)
+
+
+def test_a_front_that_says_it_is_somebody_else_is_not_believed(place: Path) -> None:
+    """A record comes with the sender's pid; who has no capabilities can't give another's."""
+
+    def body() -> None:
+        with playing_the_front() as front, caller(place, USER) as (connection, pidfd):
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with ours, theirs:
+                descriptors = [theirs.fileno(), connection, pidfd]
+                rights = (
+                    socket.SOL_SOCKET,
+                    socket.SCM_RIGHTS,
+                    b"".join(each.to_bytes(4, "little") for each in descriptors),
+                )
+                forged = (
+                    socket.SOL_SOCKET,
+                    socket.SCM_CREDENTIALS,
+                    b"".join(each.to_bytes(4, "little") for each in (os.getppid(), 0, 0)),
+                )
+                os.setresuid(USER, USER, USER)
+                syscalls.capset()
+                with pytest.raises(PermissionError):
+                    front.control.sendmsg([plan.dump(START)], [rights, forged])
+
+    in_private_namespace(body)
+
+
+@pytest.mark.parametrize("path", ["/proc/sys", "/proc/self/fdinfo", "/sys/fs"])
+def test_nothing_is_mounted_over_a_filesystem_of_the_kernel(path: str) -> None:
+    def body() -> None:
+        with playing_the_front() as front, caller(Path(path), 0) as who:
+            conversation = front.begin(START, *who)
+            conversation.say(a_plan(facts_of(conversation)))
+            assert conversation.hear() == REFUSED
+
+    in_private_namespace(body)
+
+
+def test_nothing_is_mounted_on_what_hides_a_filesystem_of_the_kernel(tmp_path: Path) -> None:
+    def body() -> None:
+        run(["mount", "-t", "tmpfs", "tmpfs", tmp_path])
+        (tmp_path / "proc").mkdir()
+        run(["mount", "-t", "proc", "proc", tmp_path / "proc"])
+        with playing_the_front() as front, caller(tmp_path, 0) as who:
+            conversation = front.begin(START, *who)
+            conversation.say(a_plan(facts_of(conversation)))
+            assert conversation.hear() == plan.Failed(EPERM, b"mount")
+            run(["umount", tmp_path / "proc"])
+        run(["umount", tmp_path])
+
+    in_private_namespace(body)
+
+
+def make_roots(path: Path) -> None:
+    path.mkdir(mode=0o755)
+
+
+def make_closed(path: Path) -> None:
+    path.mkdir(mode=0o700)
+
+
+def make_sticky(path: Path) -> None:
+    path.mkdir()
+    path.chmod(0o1777)
+
+
+def make_file(path: Path) -> None:
+    path.touch(mode=0o644)
+
+
+def make_fifo(path: Path) -> None:
+    os.mkfifo(path)
+    path.chmod(0o666)
+
+
+def make_link(path: Path) -> None:
+    path.symlink_to(path.parent)
+
+
+def make_socket(path: Path) -> None:
+    os.mknod(path, stat.S_IFSOCK | 0o777)
+    path.chmod(0o777)
+
+
+NOT_THE_USERS = (make_roots, make_closed, make_sticky, make_file, make_fifo, make_link, make_socket)
+
+
+@pytest.mark.parametrize("make", NOT_THE_USERS, ids=lambda make: make.__name__)
+def test_nothing_is_mounted_where_the_caller_may_not(make: Callable[[Path], None], place: Path) -> None:
+    target = place.parent / "target"
+    make(target)
+
+    def body() -> None:
+        with playing_the_front() as front, caller(target, USER) as who:
+            conversation = front.begin(START, *who)
+            conversation.say(a_plan(facts_of(conversation)))
+            assert conversation.hear() == REFUSED
+
+    in_private_namespace(body)
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [{"uid": 0}, {"gid": 0}, {"root_mode": stat.S_IFREG}, {"access_errno": EACCES}, {"filesystem": 0x01021997}],
+    ids=str,
+)
+def test_a_plan_on_other_facts_than_the_mounters_own_is_none(forged: dict[str, int], place: Path) -> None:
+    """The uid and the gid of the filesystem are in these facts."""
+
+    def body() -> None:
+        with playing_the_front() as front, caller(place, USER) as who:
+            conversation = front.begin(START, *who)
+            facts = facts_of(conversation)
+            conversation.say(a_plan(facts, **forged))
+            assert conversation.hear() == REFUSED
+
+    in_private_namespace(body)
+
+
+@pytest.mark.parametrize("field", ["block_size", "max_read"])
+def test_no_option_hides_in_the_value_of_another(field: str, place: Path) -> None:
+    """Where a value is too long for fsconfig(2), all are one string."""
+    hidden = {field: b"512,user_id=0", "source": b"x" * (filesystem.LONGEST_STRING + 1)}
+
+    def body() -> None:
+        with playing_the_front() as front, caller(place, USER) as who:
+            conversation = front.begin(START, *who)
+            conversation.say(a_plan(facts_of(conversation), **hidden))
+            assert conversation.hear() == REFUSED
+
+    in_private_namespace(body)
+
+
+def make_no_fuse(path: Path) -> None:
+    run(["mount", "-t", "tmpfs", "tmpfs", path])
+
+
+def make_roots_fuse(path: Path) -> None:
+    device = os.open("/dev/fuse", os.O_RDWR)
+    syscalls.mount(b"roots", bytes(path), b"fuse", 0, b"fd=%d,rootmode=40000,user_id=0,group_id=0" % device)
+    os.close(device)
+
+
+@pytest.mark.parametrize("make, uid", [(make_no_fuse, 0), (make_no_fuse, USER), (make_roots_fuse, USER)])
+@pytest.mark.parametrize("lazy", [False, True])
+def test_nothing_is_unmounted_but_the_callers_own_fuse_filesystem(
+    make: Callable[[Path], None], uid: int, lazy: bool, place: Path
+) -> None:
+
+    def body() -> None:
+        make(place)
+        before = mountinfo()
+        with playing_the_front() as front, caller(place.parent, uid) as who:
+            conversation = front.begin(plan.StartUnmount(PATIENCE, bytes(place.name, "ascii"), False), *who)
+            assert isinstance(conversation.hear(), plan.UnmountFacts)
+            conversation.say(plan.UnmountPlan(lazy, b"request"))
+            assert conversation.hear() == REFUSED
+            assert mountinfo() == before
+        run(["umount", "--lazy", place])
+
+    in_private_namespace(body)
+
+
+@pytest.mark.parametrize("name", [b"..", b".", b"", b"/proc", b"../mountpoint", b"x" * 256])
+def test_a_name_leads_nowhere_but_into_the_directory_that_the_caller_sent(name: bytes, place: Path) -> None:
+    def body() -> None:
+        with playing_the_front() as front, caller(place, 0) as who:
+            conversation = front.begin(plan.StartUnmount(PATIENCE, name, False), *who)
+            assert conversation.hear() == plan.Failed(EINVAL, b"access mountpoint")
+
+    in_private_namespace(body)
+
+
+def test_a_filesystem_that_is_served_is_not_reaped(place: Path) -> None:
+    def body() -> None:
+        device = os.open("/dev/fuse", os.O_RDWR)
+        data = b"fd=%d,rootmode=40000,user_id=0,group_id=0" % device
+        syscalls.mount(b"alive", bytes(place), b"fuse", 0, data)
+        (mount,) = fuse_mounts()
+        number = int(mount.device.partition(":")[2])
+        with playing_the_front() as front:
+            own = os.pidfd_open(os.getpid())
+            # Its program says nothing: whoever asks it waits, and is killed by the alarm.
+            assert front.begin(plan.StartReap(1, number), own).hear() is None
+            os.close(own)
+            assert fuse_mounts() == [mount]
+        os.close(device)
+        run(["umount", place])
+
+    in_private_namespace(body)
+
+
+def test_what_is_no_record_ends_one_child_and_no_more() -> None:
+    def body() -> None:
+        with playing_the_front() as front:
+            for record in (b"\0", b"noise", b"x" * 60000, plan.dump(START), plan.dump(plan.Keep())):
+                for count in (0, 1, 3, 200):
+                    descriptors = [os.open("/dev/null", os.O_RDONLY)] * count
+                    socket.send_fds(front.control, [record], descriptors)
+                    for each in set(descriptors):
+                        os.close(each)
+            front.check()
+
+    in_private_namespace(body)
