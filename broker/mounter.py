@@ -79,6 +79,7 @@ def main(control: socket.socket, orphans: socket.socket, supervisor: socket.sock
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children say all in their conversation; the kernel reaps them
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     _hide()
+    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     capabilities.keep(*CAPABILITIES)
     os.setgroups([])
     control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)

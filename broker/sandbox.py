@@ -6,9 +6,11 @@ others might have missed.
 """
 
 import errno
+import fcntl
 import os
 import pwd
 import sys
+import termios
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,6 +23,14 @@ except ImportError:
         import pyseccomp as seccomp  # the same for PyPI
     except (ImportError, RuntimeError):  # without the library that it stands for
         seccomp = None
+
+#: Of fcntl(2): not those that have signals sent when something happens to a descriptor (F_SETOWN, F_SETSIG).
+_DESCRIPTOR_COMMANDS = (
+    *(fcntl.F_DUPFD, fcntl.F_DUPFD_CLOEXEC, fcntl.F_GETFD, fcntl.F_SETFD, fcntl.F_GETFL, fcntl.F_SETFL),
+    *(fcntl.F_GETLK, fcntl.F_SETLK, fcntl.F_SETLKW, fcntl.F_ADD_SEALS, fcntl.F_GET_SEALS),
+)
+#: Of ioctl(2): not those by which a terminal is made to believe that somebody has typed (TIOCSTI).
+_DEVICE_COMMANDS = (termios.FIONBIO, termios.FIOCLEX, termios.FIONCLEX, termios.TCGETS, termios.FIONREAD)
 
 #: The account of the front, where there is one.
 USER = "fusermount3-broker"
@@ -51,10 +61,10 @@ _SYSTEM_CALLS = (
     "rt_sigtimedwait sigaltstack getegid geteuid getgid getgroups getpid getppid getresgid getresuid getrlimit "
     "getrusage gettid getuid getrandom sysinfo uname "
     # descriptors
-    "close close_range dup dup3 fcntl ioctl lseek pipe2 pread64 pwrite64 read readv write writev "
+    "close close_range dup dup3 lseek pipe2 pread64 pwrite64 read readv write writev "
     "epoll_create1 epoll_ctl epoll_pwait epoll_wait eventfd2 poll ppoll pselect6 select pidfd_open memfd_create "
-    # sockets; see below for which
-    "accept4 connect getpeername getsockname getsockopt listen recvfrom recvmsg sendmsg sendto setsockopt shutdown "
+    # sockets, see below for which; none is connected to anybody: the callers come, and the journal takes datagrams
+    "accept4 getpeername getsockname getsockopt listen recvfrom recvmsg sendmsg sendto setsockopt shutdown "
     # files, as Landlock allows
     "access faccessat faccessat2 fallocate fchmod fdatasync flock fstat fstatfs fsync ftruncate getcwd getdents64 "
     "newfstatat stat lstat statx statfs open openat readlink readlinkat rename renameat renameat2 unlink unlinkat"
@@ -129,6 +139,9 @@ def _restrict_system_calls() -> bool:
     thread = seccomp.Arg(0, seccomp.MASKED_EQ, _CLONE_THREAD, _CLONE_THREAD)
     rules.add_rule(seccomp.ALLOW, "clone", thread)
     rules.add_rule(seccomp.ERRNO(errno.ENOSYS), "clone3")  # its flags are out of sight; libc goes on to clone(2)
+    for name, commands in (("fcntl", _DESCRIPTOR_COMMANDS), ("ioctl", _DEVICE_COMMANDS)):
+        for command in commands:
+            rules.add_rule(seccomp.ALLOW, name, seccomp.Arg(1, seccomp.MASKED_EQ, _UNSIGNED, command))
     for name in ("mmap", "mprotect"):
         rules.add_rule(seccomp.ALLOW, name, seccomp.Arg(2, seccomp.MASKED_EQ, _PROT_EXEC, 0))
     for name in ("socket", "socketpair"):
@@ -138,5 +151,6 @@ def _restrict_system_calls() -> bool:
 
 
 _AF_UNIX = 1
+_UNSIGNED = 0xFFFFFFFF
 _PROT_EXEC = 4
 _CLONE_THREAD = 0x00010000

@@ -115,9 +115,19 @@ def _prepare_state(directory: Path) -> None:
         return
     os.chown(directory, *own)
     for file in directory.iterdir():
-        status = file.lstat()
-        if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:  # what the front may have linked there is not its own
-            os.chown(file, *own, follow_symlinks=False)
+        with suppress(OSError):  # what the front may have put there is not its own, but for plain files
+            _give(file, *own)
+
+
+def _give(file: Path, uid: int, gid: int) -> None:
+    """Have the file be theirs, if it is a regular file of no other name. Raises OSError."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(descriptor)
+        if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
+            os.fchown(descriptor, uid, gid)
+    finally:
+        os.close(descriptor)
 
 
 class Mounter:

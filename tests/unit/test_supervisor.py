@@ -207,15 +207,16 @@ def test_the_state_directory_and_its_files_are_the_fronts_but_not_what_is_linked
     monkeypatch.setattr(sandbox, "user", lambda: (4711, 4712))
     chowned: list[Path] = []
 
-    def chown(path: Path, uid: int, gid: int, follow_symlinks: bool = True) -> None:
+    def chown(what: Path | int, uid: int, gid: int) -> None:
         assert (uid, gid) == (4711, 4712)
-        assert path == tmp_path or not follow_symlinks
-        chowned.append(path)
+        chowned.append(Path(f"/proc/self/fd/{what}").readlink() if isinstance(what, int) else what)
 
     monkeypatch.setattr("broker.supervisor.os.chown", chown)
+    monkeypatch.setattr("broker.supervisor.os.fchown", chown)
     (tmp_path / "mounts.sqlite").touch()
     (tmp_path / "link").symlink_to("/etc/passwd")
     (tmp_path / "elsewhere").mkdir()
+    os.mkfifo(tmp_path / "fifo")
     (tmp_path / "hard").touch()
     (tmp_path / "harder").hardlink_to(tmp_path / "hard")
     supervisor._prepare_state(tmp_path)
