@@ -523,9 +523,11 @@ def _mount(talk: Conversation, caller: Caller, commit_seconds: int, orphans: soc
         mounts.attach(mount, mountpoint, caller.locks, talk.seconds)
     except OSError as error:
         raise StepError(error.errno or errno.EIO, "mount") from None
+    if caller.pids.descriptor is not None and not _is_as_planned(mount, wanted):
+        with talk.bounded("roll back"):
+            mounts.detach(mount, mountpoint, caller.locks, talk.seconds)
+        raise StepError(errno.EPERM, "check the plan")
     try:
-        if caller.pids.descriptor is not None and not _is_as_planned(mount, wanted):
-            raise HungUp
         if not wanted.sync_init:
             caller.hand_over(wanted)
         os.close(caller.device)  # at once: whoever keeps a copy keeps a dead daemon's mount from failing

@@ -563,6 +563,19 @@ def test_mount_max_holds_for_requests_at_once(run_broker: RunBroker, users: Path
     in_private_namespace(body)
 
 
+@pytest.mark.parametrize("path", ["/", "/dev"])
+@pytest.mark.parametrize("user_namespace", [False, True], ids=["", "in a user namespace"])
+def test_the_root_of_a_container_hides_neither_proc_nor_devices_from_who_starts_a_program_there(
+    path: str, user_namespace: bool, start: Start
+) -> None:
+    """An engine's exec, with privilege, writes to /proc/self/attr there, and opens a terminal in /dev/pts."""
+    container = start(image_tag(BUSYBOX), user_namespace=user_namespace)
+    outcome = call_in(container, ["fusermount3", path])
+    assert outcome.stderr.splitlines()[0] == "fusermount3: mount failed: Operation not permitted"
+    assert outcome.descriptor is None
+    assert container.fuse_mounts() == []
+
+
 # To get at a device, or at what is the broker's own ------------------------------------------------------------
 
 IN_OPEN = 0x20
@@ -683,6 +696,7 @@ def test_a_container_sees_no_descriptors_in_a_child_of_the_mounter(start: Start,
         }
         status = dict(line.split(":\t", 1) for line in (process / "status").read_text().splitlines())
         assert int(status["CapPrm"], 16) == 1 << syscalls.CAP_SYS_ADMIN
+        assert status["Seccomp"] == "2"  # tests/unit/test_confinement.py has what that leaves
         number = status["NSpid"].split()[-1]
         for secret in ("cwd", "root", f"fd/{next((process / 'fd').iterdir()).name}"):
             assert container.exec(["readlink", f"/proc/{number}/{secret}"], check=False).returncode != 0
@@ -693,6 +707,76 @@ def test_a_container_that_may_trace_processes_sees_no_child_of_the_mounter(broke
         container = start(image_tag(BUSYBOX), extra=("--cap-add", "SYS_PTRACE"))
         with waiting_mount(container):
             assert mounters_children_in(container, broker) == []
+
+
+def test_who_gets_hold_of_what_a_filesystem_is_created_from_gets_none(
+    run_broker: RunBroker, place: Path, tmp_path: Path
+) -> None:
+    """The caller has dropped CAP_SYS_PTRACE from its bounding set, and kept it otherwise; so may any neighbour."""
+    broker = run_broker()
+    settle(broker)
+
+    def attack() -> None:
+        syscalls.prctl(syscalls.PR_CAPBSET_DROP, syscalls.CAP_SYS_PTRACE)
+        own = Path("/proc/self").resolve()  # by the host's number
+        with Client(broker) as client:
+            client.send(mount_request(place), os.open(place, O_PATH))
+            child = wait_for(lambda: in_pid_namespace_of(own, broker))
+            context = take_context(child)
+            syscalls.fsconfig(context, syscalls.FSCONFIG_SET_FLAG, b"allow_other", None, 0)
+            os.close(context)
+            assert client.refused() == (EPERM, "mount failed: Operation not permitted")
+
+    def body() -> None:
+        with slow(broker, "fsconfig", 0.4, tmp_path / "trace"):  # there is time to find it
+            syscalls.unshare(syscalls.CLONE_NEWPID)
+            in_process(attack)
+        wait_for_mounts([])
+
+    in_private_namespace(body)
+
+
+def wait_for(find: Callable[[], list[int]]) -> int:
+    """Return the first of what is found, as soon as something is."""
+    found: list[int] = []
+
+    def looks() -> bool:
+        found[:] = find()
+        return bool(found)
+
+    wait_until(looks)
+    return found[0]
+
+
+def in_pid_namespace_of(process: Path, broker: Broker) -> list[int]:
+    """Return the pids, there, of the mounter's children that are in the pid namespace of a process."""
+    numbers: list[int] = []
+    for child in broker.mounter.children(recursive=True):
+        with contextlib.suppress(OSError):
+            other = Path(f"/proc/{child.pid}")
+            if (other / "ns/pid").readlink() == (process / "ns/pid").readlink():
+                lines = (other / "status").read_text().splitlines()
+                numbers += [int(line.split()[-1]) for line in lines if line.startswith("NSpid:")]
+    return numbers
+
+
+PIDFD_GETFD = 438
+
+
+def take_context(pid: int) -> int:
+    """Return a copy of the process's descriptor of the filesystem that is to be created."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    pidfd = os.pidfd_open(pid)
+    try:
+        for number in range(100):
+            taken = int(libc.syscall(PIDFD_GETFD, pidfd, number, 0))
+            if taken >= 0 and "fscontext" in str(Path(f"/proc/self/fd/{taken}").readlink()):
+                return taken
+            if taken >= 0:
+                os.close(taken)
+    finally:
+        os.close(pidfd)
+    raise AssertionError("it has none")
 
 
 @contextlib.contextmanager
