@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from broker import syscalls
 from fusermount3_proxy import wire
 from fusermount3_proxy.wire import CommitRequest, MountRequest, Reply, UnmountRequest
-from tests.e2e.conftest import wait_until
+from tests.e2e.conftest import settle, wait_until
 from tests.lab.commands import run
 from tests.lab.podman import Mount, mountinfo
 
@@ -178,6 +178,7 @@ def check_service(broker: Broker, place: Path) -> None:
 @contextlib.contextmanager
 def slow(broker: Broker, system_call: str, seconds: float, log: Path) -> Iterator[None]:
     """Have each such call of the mounter's children begin only after so many seconds."""
+    settle(broker)  # a child that is forked meanwhile would be missed
     mounter = broker.mounter
     traced = [mounter.pid, *(child.pid for child in mounter.children())]
     delay = f"inject={system_call}:delay_enter={round(1_000_000 * seconds)}"
