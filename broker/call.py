@@ -261,7 +261,7 @@ class Call:
     def _guess(self, peer: Peer, request: MountRequest) -> MountPlan | None:
         """Return the plan that is right if the caller and its mountpoint are as most are; see `plan`."""
         configuration = self._front.configuration
-        if len(self._front.registry) + self._front.mounting > configuration.mount_max >= 0:
+        if self._front.registry.most_in_a_namespace() + self._front.mounting > configuration.mount_max >= 0:
             return None  # the facts say how many are the caller's
         usual = MountFacts(
             uid=peer.uid,

@@ -527,11 +527,13 @@ def _mount(talk: Conversation, caller: Caller, commit_seconds: int, orphans: soc
         with talk.bounded("roll back"):
             mounts.detach(mount, mountpoint, caller.locks, talk.seconds)
         raise StepError(errno.EPERM, "check the plan")
+    mounted = plan.Mounted(device, caller.mount_namespace, caller.pids.visible)
     try:
+        with suppress(HungUp):  # the front has died; that is seen below
+            talk.say(mounted)
         if not wanted.sync_init:
             caller.hand_over(wanted)
         os.close(caller.device)  # at once: whoever keeps a copy keeps a dead daemon's mount from failing
-        mounted = plan.Mounted(device, caller.mount_namespace, caller.pids.visible)
         if not _is_wanted(talk, caller, wanted, mounted, commit_seconds, orphans):
             raise HungUp
         with talk.bounded("let go"):
@@ -557,7 +559,6 @@ def _is_wanted(
 ) -> bool:
     """Whether the mount is to stay: that is for the front to say, and for the caller if there is none any more."""
     try:
-        talk.say(mounted)
         return isinstance(talk.hear(), plan.Keep)
     except HungUp:
         if wanted.sync_init:

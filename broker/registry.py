@@ -117,6 +117,10 @@ class Registry:
                 self._check(device)
         return len(self._groups.get(group, ()))
 
+    def most_in_a_namespace(self) -> int:
+        """Return how many mounts the namespace has that has the most, some of which may be gone."""
+        return max((len(devices) for group, devices in self._groups.items() if isinstance(group, int)), default=0)
+
     def reconcile(self) -> None:
         """Drop every mount that is no more."""
         for device in list(self._mounts):

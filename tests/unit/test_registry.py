@@ -152,6 +152,11 @@ def test_mounts_are_counted_for_each_namespace(state: State, fake_fusectl: FakeF
     for device in (1, 2, 3):
         live.add(mount(device, fake_fusectl.connect(device), namespace=MountNamespace(device % 2)))
     assert [live.count(MountNamespace(namespace), 10) for namespace in (0, 1, 2)] == [1, 2, 0]
+    assert live.most_in_a_namespace() == 2
+
+
+def test_where_nothing_is_mounted_the_most_is_none(state: State) -> None:
+    assert state.open().most_in_a_namespace() == 0
 
 
 def test_a_count_that_reaches_the_limit_counts_the_living_only(state: State, fake_fusectl: FakeFusectl) -> None:
