@@ -129,8 +129,9 @@ def _fork_spare(control: socket.socket, opened: Descriptors) -> int:
             os.close(spare)
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            with suppress(OSError):  # a kernel may dislike what is only a rehearsal
-                _rehearse(opened)
+            if not _is_awaited(control):
+                with suppress(OSError):  # a kernel may dislike what is only a rehearsal
+                    _rehearse(opened)
             if started := _receive_start(control):
                 os.close(busy)
                 control.close()
@@ -139,6 +140,13 @@ def _fork_spare(control: socket.socket, opened: Descriptors) -> int:
             os._exit(0)  # whatever happened: no exception may reach code that would print it
     os.close(busy)
     return spare
+
+
+def _is_awaited(control: socket.socket) -> bool:
+    """Whether an operation waits for a child already: then nothing is won by a rehearsal."""
+    waiting = select.poll()
+    waiting.register(control, select.POLLIN)
+    return bool(waiting.poll(0))
 
 
 def _rehearse(opened: Descriptors) -> None:
