@@ -11,6 +11,7 @@ import argparse
 import os
 import random
 import secrets
+import shutil
 import signal
 import socket
 import statistics
@@ -221,6 +222,9 @@ class Soak:
 
         self._report.seen.errors += [f"after {fault}: {said}" for said in Beside(call).result()]
 
+    def copy_log(self, path: Path) -> None:
+        shutil.copyfile(self._broker.log, path)
+
     # What is done -------------------------------------------------------------------------------------------------
 
     def _kill_spare(self) -> None:
@@ -236,7 +240,11 @@ class Soak:
         place = f"/tmp/hit-{secrets.token_hex(4)}"
         container.exec(["mkdir", place])
         started = container.start(["whoamifs", "-f", place])
-        wait_until(lambda: container.fuse_mounts(place), 30)
+        wait_until(lambda: container.fuse_mounts(place) or started.poll() is not None, 60)
+        if started.poll() is not None:
+            said = " ".join(started.communicate()[1].split())
+            self._report.seen.errors.append(f"a program could not mount, status {started.returncode}: {said}")
+            return
         program = next(pid for pid in container.processes() if place in command_line(pid))
         os.kill(program, number)
         if number == signal.SIGSTOP:
@@ -367,11 +375,15 @@ def soaking(report: Report) -> Iterator[Soak]:
         yield Soak(report, stack, directory)
 
 
-def soak(seconds: float, seed: int) -> Report:
-    """Run for so long; return the report."""
+def soak(seconds: float, seed: int, log: Path | None = None) -> Report:
+    """Run for so long; return the report. A copy of the broker's log goes into the file `log`."""
     report = Report(seed, seconds / 60)
     with soaking(report) as running:
-        running.run(seconds)
+        try:
+            running.run(seconds)
+        finally:
+            if log:
+                running.copy_log(log)
     return report
 
 
@@ -388,11 +400,12 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=20, help="%(default)s")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1_000_000), help="of what is done when; random")
     parser.add_argument("--write", action="store_true", help="put the report into docs/reliability.md")
+    parser.add_argument("--log", type=Path, help="where to leave the broker's log")
     arguments = parser.parse_args()
     if not PROXY.exists():
         sys.exit(f"{PROXY} is missing: make static")
     print(f"seed {arguments.seed}", flush=True)
-    report = soak(60 * arguments.minutes, arguments.seed)
+    report = soak(60 * arguments.minutes, arguments.seed, arguments.log)
     print(report.markdown())
     if arguments.write:
         write(report)

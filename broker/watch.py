@@ -42,6 +42,8 @@ class Watch:
         self._front = front
         #: Which process served a connection when somebody looked last, and with which descriptor.
         self._served: dict[Device, tuple[int, int]] = {}
+        #: The connections of the last look.
+        self._known: dict[Device, int] = {}
         #: Since when a connection has been without a process.
         self._unserved: dict[Device, float] = {}
         self._not_before: dict[Device, float] = {}
@@ -95,12 +97,14 @@ class Watch:
         return self._front.configuration.dead_mounts_seconds > 0 and self._unanswered[device] < MOST_UNANSWERED
 
     def _forget_all_but(self, mounts: dict[Device, Mount]) -> None:
-        self._front.states.forget_all_but({mount.connection for mount in mounts.values()})
-        for gone in (self._served.keys() | self._not_before.keys()) - mounts.keys():
-            self._served.pop(gone, None)
-            self._not_before.pop(gone, None)
-            del self._tries[gone]
-            del self._unanswered[gone]
+        """Forget what was known of filesystems that are gone, also where another has their number now."""
+        known = {device: mount.connection for device, mount in mounts.items()}
+        self._front.states.forget_all_but(set(known.values()))
+        for device, connection in self._known.items():
+            if known.get(device) != connection:
+                for table in (self._served, self._unserved, self._not_before, self._tries, self._unanswered):
+                    table.pop(device, None)
+        self._known = known
 
     async def _survey(self, mounts: Collection[Mount], search: bool) -> dict[Device, int]:
         """Return how many requests wait in the connections of these mounts, and take down who serves them.
