@@ -31,7 +31,7 @@ _MACHINES = {
 def _program(machine: str) -> bytes | None:
     """Return the filter's instructions; None where numbers are not known.
 
-    Of fsconfig(2), only FSCONFIG_CMD_CREATE passes; of prctl(2), only PR_SET_PDEATHSIG.
+    Of fsconfig(2), only the creation passes; of prctl(2), only PR_SET_PDEATHSIG.
     """
     if machine not in _MACHINES:
         return None
@@ -44,7 +44,7 @@ def _program(machine: str) -> bytes | None:
     ]
     for number in others:
         code += [(_JUMP_IF_EQUAL, 0, 1, number), _PASS]
-    code += _only(_FSCONFIG, _SECOND, syscalls.FSCONFIG_CMD_CREATE)
+    code += _only(_FSCONFIG, _SECOND, syscalls.FSCONFIG_CMD_CREATE, syscalls.FSCONFIG_CMD_CREATE_EXCL)
     code += _only(prctl, _FIRST, syscalls.PR_SET_PDEATHSIG)
     return b"".join(struct.pack("=HBBI", *each) for each in [*code, _REFUSE])
 
@@ -53,15 +53,13 @@ _PASS = (_RETURN, 0, 0, _ALLOW)
 _REFUSE = (_RETURN, 0, 0, _ERRNO | EPERM)
 
 
-def _only(number: int, argument: int, value: int) -> list[tuple[int, int, int, int]]:
-    """Return instructions that let a system call pass if its argument has that value, and refuse it otherwise."""
-    return [
-        (_JUMP_IF_EQUAL, 0, 4, number),
-        (_LOAD_WORD, 0, 0, argument),
-        (_JUMP_IF_EQUAL, 0, 1, value),
-        _PASS,
-        _REFUSE,
-    ]
+def _only(number: int, argument: int, *values: int) -> list[tuple[int, int, int, int]]:
+    """Return instructions that let a system call pass if its argument has such a value, and refuse it otherwise."""
+    code = [(_LOAD_WORD, 0, 0, argument)]
+    for value in values:
+        code += [(_JUMP_IF_EQUAL, 0, 1, value), _PASS]
+    code.append(_REFUSE)
+    return [(_JUMP_IF_EQUAL, 0, len(code), number), *code]
 
 
 _PROGRAM = _program(os.uname().machine)

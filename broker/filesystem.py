@@ -6,8 +6,10 @@ program who uses the filesystem (fs/fuse/inode.c). The caller of `create` is in 
 in the third.
 """
 
+import errno
 import os
 import socket
+from collections.abc import Callable
 
 from broker import confinement, syscalls
 from broker.children import Rescue, in_child, in_twin, waiting_for_grandchildren
@@ -24,12 +26,16 @@ def create(wanted: MountPlan, device: int, pids: PidNamespace, rescue: Rescue | 
     `rescue`: the kernel may wait for the FUSE program, and there is a way out of that. Raises OSError.
     """
     if max(len(wanted.source), len(wanted.subtype), len(wanted.max_read), len(wanted.block_size)) > LONGEST_STRING:
+        if wanted.sync_init:
+            raise OSError(errno.EINVAL, "with mount(2), nobody can be sure that the filesystem is new")
         return _create_by_mount(wanted, device, pids, rescue)
     context = configure(wanted, device)
     if pids.here and not rescue:
-        _create_superblock(context)
+        _create_superblock(context, wanted.sync_init)
     else:
-        _create_in_child(context, device, pids.descriptor, rescue)
+        _create_in_child(
+            context, device, pids.descriptor, lambda: _create_superblock(context, wanted.sync_init), rescue
+        )
     return syscalls.fsmount(context, syscalls.FSMOUNT_CLOEXEC, _attributes(wanted))
 
 
@@ -46,7 +52,9 @@ def configure(wanted: MountPlan, device: int) -> int:
     return context
 
 
-def _create_in_child(context: int, device: int, pid_namespace: int | None, rescue: Rescue | None) -> None:
+def _create_in_child(
+    context: int, device: int, pid_namespace: int | None, create_superblock: Callable[[], None], rescue: Rescue | None
+) -> None:
     """Create it in the pid namespace that children are in, or in another one.
 
     In that other one, a container may get hold of whoever comes; so it is a child that can't do anything else, and has
@@ -58,18 +66,29 @@ def _create_in_child(context: int, device: int, pid_namespace: int | None, rescu
         syscalls.setns(pid_namespace, syscalls.CLONE_NEWPID)
         os.close(pid_namespace)
         confinement.confine_to_creation()
-        in_twin(lambda: _create_superblock(context))
+        in_twin(create_superblock)
 
     keep, capabilities = [context, device], [syscalls.CAP_SYS_ADMIN]
     if pid_namespace is None:
-        in_child(lambda: _create_superblock(context), keep, capabilities, rescue=rescue)
+        in_child(create_superblock, keep, capabilities, rescue=rescue)
         return
     with waiting_for_grandchildren():
         in_child(create_confined, [*keep, pid_namespace], capabilities, rescue=rescue)
 
 
-def _create_superblock(context: int) -> None:
-    syscalls.fsconfig(context, syscalls.FSCONFIG_CMD_CREATE, None, None, 0)
+def _create_superblock(context: int, caller_has_device: bool) -> None:
+    """Create a new filesystem.
+
+    A device that the caller has may have become one of a connection that there is (FUSE_DEV_IOC_CLONE), and then stands
+    for that one's filesystem, with its user and its options (fs/fuse/inode.c, fuse_get_tree). Before Linux 6.6 that
+    can't be forbidden; then nothing is created. Raises OSError.
+    """
+    try:
+        syscalls.fsconfig(context, syscalls.FSCONFIG_CMD_CREATE_EXCL, None, None, 0)
+    except OSError as error:
+        if error.errno != errno.EOPNOTSUPP or caller_has_device:
+            raise
+        syscalls.fsconfig(context, syscalls.FSCONFIG_CMD_CREATE, None, None, 0)
 
 
 def _parameters(wanted: MountPlan, device: int) -> list[tuple[bytes, bytes]]:

@@ -779,6 +779,33 @@ def take_context(pid: int) -> int:
     raise AssertionError("it has none")
 
 
+FUSE_DEV_IOC_CLONE = 0x8004E500
+
+
+def test_a_descriptor_that_was_made_another_of_a_live_connection_is_no_new_filesystem(
+    broker: Broker, place: Path, users: Path
+) -> None:
+    """With --sync-init the caller has a descriptor that serves nothing yet. Else it could mount one filesystem as often
+    as it likes, which counts once, and with the options of whoever made it."""
+    other = mountpoint(users, "other")
+
+    def body() -> None:
+        live = mount(broker, place, uid=USER)
+        before = fuse_mounts()
+        with Client(broker, USER) as client:
+            client.send(mount_request(other, sync_init=True), os.open(other, O_PATH))
+            assert (reply := client.reply()) is not None
+            assert reply.errno == 0, reply.text
+            fcntl.ioctl(client.devices[0], FUSE_DEV_IOC_CLONE, struct.pack("I", live))
+            client.send(wire.encode_request(ProceedRequest()))
+            assert client.refused() == (EBUSY, "mount failed: Device or resource busy")
+            assert fuse_mounts() == before
+        os.close(live)
+        unmount(broker, place, uid=USER)
+
+    in_private_namespace(body)
+
+
 @contextlib.contextmanager
 def waiting_mount(container: Container) -> Iterator[None]:
     """Have the kernel's mount in the container wait for a FUSE program that says nothing."""
