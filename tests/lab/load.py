@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import socket
 import time
 import traceback
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import psutil
 
+from broker import syscalls
 from tests.lab.broker import PROXY
 
 if TYPE_CHECKING:
@@ -85,6 +87,7 @@ class Beside(Generic[ResultT]):
         reader, writer = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
+            syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody would end it then
             os.close(reader)
             try:
                 answer: object = body()
