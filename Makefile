@@ -34,7 +34,11 @@ demo: venv static lab-packages  ## an unmodified sshfs mounts in an unprivileged
 	$(VENV)/bin/python -m tests.demo
 
 .PHONY: test
-test: lint static lab-packages  ## all tests; as root, for most need containers and mounts
+test: lint static lab-packages  ## the tests, without those that take long; as root, for most need containers and mounts
+	$(VENV)/bin/python -m pytest -m 'not long'
+
+.PHONY: test-all
+test-all: lint static lab-packages  ## all tests, as CI runs them: also attacks by the thousand, hung programs, fuzzing, a soak
 	$(VENV)/bin/python -m pytest
 
 .PHONY: lint
@@ -55,7 +59,7 @@ soak: venv static lab-packages  ## MINUTES=20 of load with faults at random; the
 
 SECONDS := 60
 .PHONY: fuzz
-fuzz: venv  ## fuzz each parser for SECONDS=60; `make test` does so, too, beside the other tests
+fuzz: venv  ## fuzz each parser for SECONDS=60; `make test-all` does so, too, beside the tests
 	$(VENV)/bin/python -m tests.fuzz --seconds $(SECONDS)
 
 .PHONY: callers

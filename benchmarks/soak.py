@@ -28,7 +28,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.e2e.conftest import is_alive, settle, wait_until
+from tests.e2e.conftest import settle, wait_until
 from tests.lab.broker import PROXY, Broker
 from tests.lab.callers import Seen, enter_private_namespace, fuse_mounts, start_callers
 from tests.lab.faults import FRONT, MOUNTER, kill, status_of
@@ -230,10 +230,13 @@ class Soak:
     def _kill_spare(self) -> None:
         """Kill a child that is idle: one with an operation takes that along, by design."""
         mounter = psutil.Process(status_of(self._broker)["mounter"]["pid"])
-        spares = [child for child in mounter.children() if is_idle(child)]
-        if spares:
-            with suppress(psutil.NoSuchProcess):
-                self._chance.choice(spares).kill()
+        spare = self._chance.choice(mounter.children())
+        with suppress(psutil.NoSuchProcess):
+            spare.suspend()  # and so it stays as it is while it is looked at
+            if is_idle(spare):
+                spare.kill()
+            else:
+                spare.resume()
 
     def _hit_program(self, number: signal.Signals) -> None:
         container = self._chance.choice(self._workers).container
@@ -353,10 +356,10 @@ def mounts_on(mountpoint: Path) -> list[str]:
 
 
 def is_idle(process: psutil.Process) -> bool:
-    """Whether a child of the mounter waits for an operation: it still is in the mounter's own mount namespace."""
-    with suppress(psutil.Error, OSError):
-        mine, its = (Path(f"/proc/{pid}/ns/mnt").stat().st_ino for pid in (process.ppid(), process.pid))
-        return is_alive(process.pid) and mine == its
+    """Whether a child of the mounter waits for an operation: it has the pipe still that it closes when it has one."""
+    with suppress(OSError):
+        opened = [each.readlink() for each in Path(f"/proc/{process.pid}/fd").iterdir()]
+        return any(str(each).startswith("pipe:") for each in opened)
     return False
 
 

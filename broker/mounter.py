@@ -537,11 +537,11 @@ def _mount(talk: Conversation, caller: Caller, commit_seconds: int, orphans: soc
         raise StepError(errno.EPERM, "check the plan")
     mounted = plan.Mounted(device, caller.mount_namespace, caller.pids.visible)
     try:
-        with suppress(HungUp):  # the front has died; that is seen below
-            talk.say(mounted)
         if not wanted.sync_init:
             caller.hand_over(wanted)
         os.close(caller.device)  # at once: whoever keeps a copy keeps a dead daemon's mount from failing
+        with suppress(HungUp):  # the front has died; that is seen below
+            talk.say(mounted)
         if not _is_wanted(talk, caller, wanted, mounted, commit_seconds, orphans):
             raise HungUp
         with talk.bounded("let go"):

@@ -19,8 +19,8 @@ A plan contains the facts on which it was decided, and the child carries it out 
 front may guess: most callers mount on a directory of their own, on the filesystem that the last one had, and that
 saves a round trip. Where the guess is wrong, the child tells what it found, and gets a plan that was decided on that.
 
-After `Mounted` the child sends the descriptor to the caller, so that no caller has a mount which the front can't know.
-It may say `Failed` at any turn before, and be gone.
+Before it says `Mounted`, the child has sent the descriptor to the caller. It may say `Failed` at any turn before, and
+be gone.
 
 The front may hang up at any turn, and it does if it is killed. Before `Mounted` or `Unmounted` nothing is done then.
 After that, the child takes the front's place: it tells the caller what the front has not told it, keeps the mount if

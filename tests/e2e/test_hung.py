@@ -44,7 +44,7 @@ from tests.lab.programs import stopfs
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 MOUNTPOINT = "/home/user/mnt"
 SOON = 2000  # milliseconds, what is promised for an unmount

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from tests.lab.broker import Broker
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 USER = 1000
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from tests.lab.broker import Broker
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 GREEDY = Volume(Path(__file__).parents[1] / "programs/greedy.py", "/usr/bin/greedy.py")
 MOUNTPOINT = "/home/user/mnt"

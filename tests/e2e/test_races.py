@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from tests.lab.broker import Broker
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 REQUESTS = int(os.environ.get("RACES", "300"))
 USER = 1000

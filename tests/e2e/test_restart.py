@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tests.e2e.conftest import RunBroker
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 CALLERS = 6
 SECONDS = 8

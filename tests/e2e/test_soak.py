@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.soak import soak
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
 @pytest.mark.parametrize("seed", [1])

@@ -39,6 +39,7 @@ def test_an_input_that_fails_is_found_and_told(tmp_path: Path) -> None:
     assert kept.read_bytes().endswith(b"\0")
 
 
+@pytest.mark.long
 def test_the_engine_finds_nothing(background: Background) -> None:
     status, said = background.wait()
     assert status == 0, said

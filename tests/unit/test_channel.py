@@ -6,13 +6,13 @@ import asyncio
 import os
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from broker.channel import Channel, HungUp
 from fusermount3_proxy import wire
 from fusermount3_proxy.wire import ProtocolError
+from tests.unit.fakes import open_descriptors
 
 
 @pytest.fixture
@@ -36,10 +36,6 @@ def take(channel: Channel) -> tuple[bytes, int]:
     for each in descriptors:
         os.close(each)
     return data, len(descriptors)
-
-
-def open_descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def test_records_arrive_one_at_a_time(ends: tuple[Channel, socket.socket]) -> None:

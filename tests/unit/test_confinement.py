@@ -65,7 +65,7 @@ def test_it_cannot(attempt: Callable[[], object]) -> None:
 def test_it_can_have_a_child_and_memory_and_create_a_filesystem() -> None:
     def body() -> None:
         if (child := syscalls.fork()) == 0:
-            created = error_of(lambda: syscalls.fsconfig(99, syscalls.FSCONFIG_CMD_CREATE, None, None, 0))
+            created = error_of(lambda: syscalls.fsconfig(1_000_000, syscalls.FSCONFIG_CMD_CREATE, None, None, 0))
             os._exit(created == EBADF and len(bytearray(1 << 24)) >> 24)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
 

@@ -8,7 +8,6 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
@@ -16,13 +15,10 @@ from broker import plan
 from broker.operations import Mounter, MounterFailed, Operation, OperationEnded, OperationFailed, OperationRefused
 from broker.plan import BadDescriptors, Failed, Keep, Mounted, RolledBack, StartDismissal, StartUnmount, Unmounted
 from fusermount3_proxy import wire
+from tests.unit.fakes import open_descriptors
 
 MOUNTED = Mounted(device=12, mount_namespace=34, pids_visible=True)
 START = StartUnmount(5, b"mnt", False)
-
-
-def open_descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import pytest
 from broker import peer
 from broker.limits import account_of
 from broker.peer import PeerGone
+from tests.unit.fakes import open_descriptors
 
 CONNECT_AND_WAIT = """
 import _socket, sys
@@ -59,10 +60,6 @@ def pid_of(pidfd: int) -> int:
 
 def open_proc(path: str, flags: int) -> int:
     return os.open(f"/proc/{path}", flags)
-
-
-def open_descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def test_a_caller_is_identified_by_its_connection(caller: Caller) -> None:
