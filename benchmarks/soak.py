@@ -230,8 +230,8 @@ class Soak:
     def _kill_spare(self) -> None:
         """Kill a child that is idle: one with an operation takes that along, by design."""
         mounter = psutil.Process(status_of(self._broker)["mounter"]["pid"])
-        spare = self._chance.choice(mounter.children())
-        with suppress(psutil.NoSuchProcess):
+        with suppress(psutil.NoSuchProcess, IndexError):  # there is none at the moment
+            spare = self._chance.choice(mounter.children())
             spare.suspend()  # and so it stays as it is while it is looked at
             if is_idle(spare):
                 spare.kill()

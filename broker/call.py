@@ -192,7 +192,7 @@ class Call:
             self.held.callback(self._front.long_places.give_back, account.name)
         operation = await self._begin(peer, start)
         with _explained(b"mount failed", request):
-            plan, said = await self._agree(peer, request, operation)
+            plan, said = await self._agree(peer, request, operation, counted)
             if isinstance(said, HandedOver):
                 said = await self._proceed(operation)
         if isinstance(said, RolledBack):
@@ -234,13 +234,19 @@ class Call:
         counted.callback(self._front.ends_mounting, account)
         return counted
 
-    async def _agree(self, peer: Peer, request: MountRequest, operation: Operation) -> tuple[MountPlan, Record]:
+    async def _agree(
+        self, peer: Peer, request: MountRequest, operation: Operation, counted: ExitStack
+    ) -> tuple[MountPlan, Record]:
         """Agree on a plan with the mounter's child; return it, and what the child says when it has begun.
 
-        Raises Refusal and what `operation` raises.
+        Until `counted` is closed, the mount counts for its namespace, once that is known. Raises Refusal and what
+        `operation` raises.
         """
         guess = self._guess(peer, request)
+        guessed = counted.enter_context(ExitStack())
         if guess:
+            self._front.guessing += 1
+            guessed.callback(self._front.ends_guessing)
             self._warnings = tuple(guess.warnings.splitlines())
         operation.say(guess or Ask())
         self._describe(peer)
@@ -249,20 +255,28 @@ class Call:
             return guess, said
         if not isinstance(said, MountFacts):
             raise OperationEnded
+        guessed.close()
         self._front.usual_filesystem = said.filesystem
         limit = self._front.configuration.mount_max
-        others = self._front.mounting - 1  # in whatever namespace: they are counted before they are there
-        live = self._front.registry.count(MountNamespace(said.mount_namespace), limit - others) + others
+        namespace = MountNamespace(said.mount_namespace)
+        others = self._front.guessing + self._front.mounting_in[namespace]  # counted before they are there
+        live = self._front.registry.count(namespace, limit - others) + others
         plan = policy.decide_mount(self.id.encode(), request, said, live, self._front.configuration)
+        self._front.mounting_in[namespace] += 1
+        counted.callback(self._front.ends_mounting_in, namespace)
         self._warnings = tuple(plan.warnings.splitlines())
         operation.say(plan)
         return plan, await operation.hear()
 
     def _guess(self, peer: Peer, request: MountRequest) -> MountPlan | None:
-        """Return the plan that is right if the caller and its mountpoint are as most are; see `plan`."""
+        """Return the plan that is right if the caller and its mountpoint are as most are; see `plan`.
+
+        None where a namespace may come to its limit: there the facts say how many mounts are the caller's.
+        """
         configuration = self._front.configuration
-        if self._front.registry.most_in_a_namespace() + self._front.mounting > configuration.mount_max >= 0:
-            return None  # the facts say how many are the caller's
+        at_once = self._front.mounting + configuration.max_requests
+        if self._front.registry.most_in_a_namespace() + at_once > configuration.mount_max >= 0:
+            return None
         usual = MountFacts(
             uid=peer.uid,
             gid=peer.gid,

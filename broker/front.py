@@ -14,7 +14,7 @@ from broker.limits import Account, Accounts, Refusals
 from broker.log import Log
 from broker.operations import Mounter
 from broker.places import Places
-from broker.registry import Mount, Registry
+from broker.registry import Mount, MountNamespace, Registry
 from broker.states import States
 
 #: Upper bounds in seconds. Most mounts take a few milliseconds; the last bounds are those of the deadlines.
@@ -58,6 +58,9 @@ class Front:
     usual_filesystem: int = 0
     #: How many calls are about to mount.
     mounting: int = 0
+    #: How many of them on a guess, in a namespace that is not known yet; of the others, how many in which namespace.
+    guessing: int = 0
+    mounting_in: Counter[MountNamespace] = field(default_factory=Counter)
     #: How many callers were gone when they were let in, and are not in the log yet.
     gone: int = 0
     told_foreign_pids: bool = False
@@ -83,6 +86,14 @@ class Front:
     def open_proc(self, path: str, flags: int) -> int:
         """Open a file of `proc`; an opener for `open`. Raises OSError."""
         return os.open(path, flags | os.O_CLOEXEC, dir_fd=self.proc)
+
+    def ends_guessing(self) -> None:
+        self.guessing -= 1
+
+    def ends_mounting_in(self, namespace: MountNamespace) -> None:
+        self.mounting_in[namespace] -= 1
+        if not self.mounting_in[namespace]:
+            del self.mounting_in[namespace]
 
     def ends_mounting(self, account: Account) -> None:
         self.mounting -= 1

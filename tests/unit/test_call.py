@@ -790,17 +790,19 @@ def test_mounts_are_counted_for_the_callers_namespace(scene: Scene) -> None:
     scene.play(act)
 
 
-@pytest.mark.parametrize(("mount_max", "allowed"), [(1, False), (2, True), (-1, True)])
-def test_mounts_under_way_count_before_they_are_there(scene: Scene, mount_max: int, allowed: bool) -> None:
+@pytest.mark.parametrize(
+    ("mount_max", "namespace", "allowed"), [(1, NAMESPACE, False), (1, NAMESPACE + 1, True), (2, NAMESPACE, True)]
+)
+def test_mounts_under_way_count_for_their_namespace_before_they_are_there(
+    scene: Scene, mount_max: int, namespace: int, allowed: bool
+) -> None:
     scene.front.configuration = replace(scene.front.configuration, mount_max=mount_max)
-    scene.front.usual_filesystem = FACTS.filesystem
 
     async def second() -> None:
         scene.request(MountRequest(b"/mnt", b""))
         await scene.child_begins(2)
-        assert scene.front.mounting == 2
-        assert isinstance(await scene.child_hears(), MountPlan) == allowed, "no guess where the limit may be reached"
-        scene.child_says(FACTS)
+        assert isinstance(await scene.child_hears(), plan.Ask)
+        scene.child_says(FACTS._replace(mount_namespace=namespace))
         if allowed:
             assert isinstance(await scene.child_hears(), MountPlan)
             scene.caller.socket.close()
@@ -813,9 +815,11 @@ def test_mounts_under_way_count_before_they_are_there(scene: Scene, mount_max: i
     async def act() -> None:
         scene.request(MountRequest(b"/mnt", b""))
         first = scene.caller
-        assert isinstance(await scene.child_hears(), MountPlan), "alone it has room"
+        assert isinstance(await scene.child_hears(), plan.Ask), "no guess where the limit may be reached"
+        scene.child_says(FACTS)
+        assert isinstance(await scene.child_hears(), MountPlan)
         await scene.call(second)
-        assert scene.front.mounting == 1
+        assert dict(scene.front.mounting_in) == {NAMESPACE: 1}
         scene.mounter.children.pop().end()
         scene.caller = first
         scene.mounted()
@@ -824,6 +828,38 @@ def test_mounts_under_way_count_before_they_are_there(scene: Scene, mount_max: i
 
     scene.play(act)
     assert len(scene.registry) == 1
+    assert not scene.front.mounting_in
+
+
+@pytest.mark.parametrize(("mount_max", "guesses"), [(64, 0), (65, 1), (66, 2), (-1, 2)])
+def test_the_plan_is_guessed_as_long_as_no_namespace_can_reach_its_limit(
+    scene: Scene, mount_max: int, guesses: int
+) -> None:
+    scene.front.configuration = replace(scene.front.configuration, mount_max=mount_max, max_requests=64)
+    scene.front.usual_filesystem = FACTS.filesystem
+
+    async def second() -> None:
+        scene.request(MountRequest(b"/mnt", b""))
+        await scene.child_begins(2)
+        assert isinstance(await scene.child_hears(), MountPlan) == (guesses > 1)
+        assert scene.front.guessing == guesses
+        scene.caller.socket.close()
+        scene.child_says(RolledBack())
+        with pytest.raises(HungUp):
+            await scene.child_hears()
+
+    async def act() -> None:
+        scene.request(MountRequest(b"/mnt", b""))
+        first = scene.caller
+        assert isinstance(await scene.child_hears(), MountPlan) == (guesses > 0)
+        await scene.call(second)
+        scene.mounter.children.pop().end()
+        scene.caller = first
+        scene.caller.socket.close()
+        scene.child_says(RolledBack())
+
+    scene.play(act)
+    assert scene.front.guessing == 0
 
 
 def test_a_mount_that_was_refused_is_not_under_way(scene: Scene) -> None:
