@@ -151,46 +151,62 @@ def unmount(directory: int, name: bytes, looked: Looked, lazy: bool, locks: int,
     there a name is left to be looked up again, which somebody who may rename entries of the directory in a mount
     namespace where they are no mountpoints could exchange in the moment after it was checked.
 
+    Another of the mounter's children may be looking just then whether the filesystem is dead (`unmount_dead`), for
+    libfuse closes its descriptor before it unmounts. So what is busy is tried again for a moment, without the locks:
+    whoever keeps a mount busy on purpose keeps nobody else waiting.
+    """
+    give_up = time.monotonic() + BUSY_MOMENT
+    while True:
+        try:
+            return _unmount_once(directory, name, looked, lazy, locks, seconds)
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() > give_up:
+                raise
+        time.sleep(0.01)
+
+
+def _unmount_once(directory: int, name: bytes, looked: Looked, lazy: bool, locks: int, seconds: int) -> None:
+    """As `unmount`; EBUSY at once.
+
     A filesystem ends when its last mount is closed, which may block for ever. So that is left to be closed (of any
     other unmount than a lazy one, a copy of the mount) when the lock has been given back.
     """
     with ExitStack() as held, alone(locks, [look(directory).mount_id, looked.mount_id], seconds):
         if _is_covered(looked.mount_id):
             raise OSError(errno.EBUSY, "another mount lies on it")
+        looking = held.enter_context(ExitStack())
         entry = os.open(name, LOOK, dir_fd=directory)
-        held.callback(os.close, entry)
+        looking.callback(os.close, entry)
         if look(entry) != looked:
             raise OSError(errno.EBUSY, "another mount has come")
         if lazy:
             syscalls.umount2(b"self/fd/%d" % entry, syscalls.MNT_DETACH)
             return
-        flags = syscalls.OPEN_TREE_CLONE | syscalls.OPEN_TREE_CLOEXEC | syscalls.AT_EMPTY_PATH
-        copy = syscalls.open_tree(entry, b"", flags)
-        held.close()
-        held.callback(os.close, copy)
+        copy = _copy_of(entry)
+        if copy is not None:
+            held.callback(os.close, copy)
+        looking.close()  # or it would be what keeps the mount busy
         here = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         os.fchdir(directory)
         try:
-            _umount_at_rest(name)
+            syscalls.umount2(name, syscalls.UMOUNT_NOFOLLOW)
         finally:
             os.fchdir(here)  # or the directory would be busy
             os.close(here)
 
 
-def _umount_at_rest(name: bytes) -> None:
-    """Unmount what is on an entry of the working directory. Raises OSError, EBUSY if it still is so after a moment.
+def _copy_of(entry: int) -> int | None:
+    """Return a copy of the mount, attached nowhere; None if it has none, because it is unbindable. Raises OSError.
 
-    Another of the mounter's children may be looking whether the filesystem is dead (`unmount_dead`): libfuse closes
-    its descriptor before it unmounts.
+    Who has made it so is root of its mount namespace, and so of all that wait for its locks.
     """
-    give_up = time.monotonic() + BUSY_MOMENT
-    while True:
-        try:
-            return syscalls.umount2(name, syscalls.UMOUNT_NOFOLLOW)
-        except OSError as error:
-            if error.errno != errno.EBUSY or time.monotonic() > give_up:
-                raise
-        time.sleep(0.01)
+    try:
+        flags = syscalls.OPEN_TREE_CLONE | syscalls.OPEN_TREE_CLOEXEC | syscalls.AT_EMPTY_PATH
+        return syscalls.open_tree(entry, b"", flags)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return None
 
 
 def unmount_dead(device: int, locks: int, seconds: int) -> int:

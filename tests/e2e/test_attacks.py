@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from broker import syscalls
+from broker import mounts, syscalls
 from fusermount3_proxy import wire
 from fusermount3_proxy.wire import ProceedRequest
 from tests.e2e.caller import COMM_FD, call_in
@@ -972,6 +972,42 @@ def test_what_is_said_when_a_rollback_has_ended_holds_nobody_up(
                     client.send(b"more", descriptor)
             with at_once():
                 check_service(broker, place)
+
+    in_private_namespace(body)
+
+
+def test_a_mount_that_was_made_unbindable_is_unmounted(broker: Broker, place: Path) -> None:
+    def body() -> None:
+        device = mount(broker, place)
+        run(["mount", "--make-unbindable", place])
+        unmount(broker, place)
+        assert fuse_mounts() == []
+        os.close(device)
+
+    in_private_namespace(body)
+
+
+def test_who_waits_until_a_mount_is_not_busy_any_more_has_no_lock(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mounts, "BUSY_MOMENT", 10)
+
+    def body() -> None:
+        run(["mount", "-t", "tmpfs", "none", place])
+        busy = os.open(place, O_PATH)
+        directory = os.open(place.parent, O_PATH)
+        locks = os.memfd_create("locks")
+        os.chdir("/proc")
+        looked = mounts.look_up(directory, bytes(place.name, "ascii"))
+        if (child := os.fork()) == 0:
+            os.close(busy)
+            mounts.unmount(directory, bytes(place.name, "ascii"), looked, False, locks, 10)
+            os._exit(0)
+        try:
+            for _ in range(20):
+                with mounts.alone(locks, [looked.mount_id], 5):
+                    time.sleep(0.01)
+        finally:
+            os.close(busy)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
     in_private_namespace(body)
 
