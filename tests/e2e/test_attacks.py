@@ -1002,6 +1002,7 @@ def test_who_waits_until_a_mount_is_not_busy_any_more_has_no_lock(place: Path, m
             mounts.unmount(directory, bytes(place.name, "ascii"), looked, False, locks, 10)
             os._exit(0)
         try:
+            time.sleep(0.5)  # it tries by now
             for _ in range(20):
                 with mounts.alone(locks, [looked.mount_id], 5):
                     time.sleep(0.01)
