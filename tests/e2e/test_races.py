@@ -129,11 +129,13 @@ def with_nothing(own: Path) -> Callable[[], object]:
 
 
 def with_a_new_one(own: Path) -> Callable[[], object]:
+    fresh = own.with_name("fresh")
+
     def again() -> None:
+        fresh.mkdir(exist_ok=True)
+        os.chown(fresh, USER, USER)  # before it has the name: whoever pins that sees the user's directory
         with contextlib.suppress(OSError):  # busy, while something is mounted there
-            own.rmdir()
-            own.mkdir()
-            os.chown(own, USER, USER)
+            fresh.rename(own)
 
     return again
 
