@@ -45,6 +45,9 @@ MIB = 1024 * 1024
 #: Seconds after which the mount of a program that was killed has to be gone, as docs/reliability.md promises.
 REAPED = 5
 
+#: The first process of a container: a shell waits for whatever has lost its parent, as FUSE programs in the background
+#: have. Nobody else does, and the container has no room for more processes after some thousands.
+REAPER = ("sh", "-c", "while :; do sleep 1; done")
 #: In a container: keeps one filesystem, mounts and unmounts another, and says what goes wrong.
 WORK = """
 kept=/home/user/kept worked=/home/user/worked cycles=0
@@ -133,7 +136,7 @@ class Worker:
             Volume(switches, "/work"),
         ]
         options = Options(user=user, user_namespace=user_namespace, volumes=volumes)
-        self.container = stack.enter_context(Container(image_tag(BUSYBOX), options=options))
+        self.container = stack.enter_context(Container(image_tag(BUSYBOX), REAPER, options))
         self._script = self.container.start(["sh", "-c", WORK])
 
     def result(self, report: Report) -> None:
