@@ -12,6 +12,10 @@ for it. The whole list of what may be said, in order:
     survey     child: Surveyed
     abort      child: Aborted
     check      child: Checked
+    publish    child: Published, with the sockets
+    eager      front: MountPlan   child: Mounted, with the /dev/fuse descriptor   front: Keep   child: Kept
+    unpublish  child: Unpublished
+    stat       child: Stated
     any        front: LetGo, instead of a plan   child: HasLetGo
                child: Entering, before it asks a FUSE filesystem
 
@@ -133,6 +137,87 @@ class StartCheck(NamedTuple):
 
 class Checked(NamedTuple):
     pass
+
+
+class StartPublish(NamedTuple):
+    """To the mounter, with one descriptor: conversation. Make what a volume needs; answered by `Published`.
+
+    All paths are relative to kubelet's directory: `target` is where the volume is to be, `directory` where the socket
+    `name` is made. With `old_clients` that is a stream socket, and beside it is ours (`fusermount3_proxy.client`).
+    What is there already and is the broker's own is kept, but for sockets: they are made again.
+    """
+
+    seconds: Seconds
+    target: bytes
+    directory: bytes
+    name: bytes
+    old_clients: bool
+
+
+class Published(NamedTuple):
+    """The volume has its place. With one descriptor: a listening SOCK_SEQPACKET socket; with `old_clients`, a second:
+    a listening SOCK_STREAM socket."""
+
+
+class StartEager(NamedTuple):
+    """To the mounter, with one descriptor: conversation. Mount a new filesystem at `target`, which is published, in
+    place of one that is dead; nobody serves it yet. `Mounted` comes with its /dev/fuse."""
+
+    seconds: Seconds
+    target: bytes
+
+
+class StartVolumeMount(NamedTuple):
+    """As `StartMount`, for a volume: the filesystem appears at `target`, too, in place of one that is dead there.
+
+    With `pinned`, the caller sent its own mountpoint; else it appears at the target only, and the facts are those of a
+    directory that may be used. With `held`, a fourth descriptor: the /dev/fuse of the filesystem that is at the target
+    already (`StartEager`). With `read_only` nobody who comes by the target may write.
+    """
+
+    seconds: Seconds
+    commit_seconds: Seconds
+    target: bytes
+    pinned: bool
+    held: bool
+    read_only: bool
+
+
+class StartUnpublish(NamedTuple):
+    """To the mounter, with one descriptor: conversation. Take a volume away, whatever is left of it.
+
+    Paths as in `StartPublish`; `directory` may be empty if it is not known. Answered by `Unpublished`. What the broker
+    has not made stays.
+    """
+
+    seconds: Seconds
+    target: bytes
+    directory: bytes
+    name: bytes
+
+
+class Unpublished(NamedTuple):
+    pass
+
+
+class StartStat(NamedTuple):
+    """To the mounter, with one descriptor: conversation. Ask the filesystem at `target` how full it is."""
+
+    seconds: Seconds
+    target: bytes
+
+
+class Stated(NamedTuple):
+    """What statfs(2) says of a volume, in bytes and inodes, if it is `served`: some FUSE program has mounted it and has
+    answered. `published`: there is a volume at all."""
+
+    published: bool
+    served: bool
+    total_bytes: int
+    free_bytes: int
+    available_bytes: int
+    total_inodes: int
+    free_inodes: int
 
 
 class Entering(NamedTuple):
@@ -316,7 +401,20 @@ class Failed(NamedTuple):
     step: bytes
 
 
-Start = StartMount | StartUnmount | StartReap | StartSurvey | StartAbort | StartCheck | StartDismissal
+Start = (
+    StartMount
+    | StartVolumeMount
+    | StartUnmount
+    | StartReap
+    | StartSurvey
+    | StartAbort
+    | StartCheck
+    | StartDismissal
+    | StartPublish
+    | StartEager
+    | StartUnpublish
+    | StartStat
+)
 Record = (
     Start
     | Entering
@@ -324,6 +422,9 @@ Record = (
     | Surveyed
     | Aborted
     | Checked
+    | Published
+    | Unpublished
+    | Stated
     | BadDescriptors
     | MountFacts
     | Ask
@@ -352,7 +453,10 @@ def filesystem_type(subtype: bytes) -> str:
 
 
 #: After these a child has nothing more to say, and only waits for the end.
-LAST_WORDS = (Kept, RolledBack, Unmounted, Reaped, Surveyed, Aborted, Checked, HasLetGo, BadDescriptors, Failed)
+LAST_WORDS = (
+    *(Kept, RolledBack, Unmounted, Reaped, Surveyed, Aborted, Checked, HasLetGo, BadDescriptors, Failed),
+    *(Published, Unpublished, Stated),
+)
 _vocabulary: Vocabulary[Record] = Vocabulary(Record.__args__)
 dump = _vocabulary.dump
 load = _vocabulary.load
