@@ -14,7 +14,6 @@ from types import TracebackType
 
 from fusermount3_proxy import wire
 
-
 _CLOSE_ON_EXEC = socket.MSG_CMSG_CLOEXEC
 
 

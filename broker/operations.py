@@ -144,8 +144,7 @@ class Operation:
         return data
 
     async def expect_with_descriptors(self, kind: type[RecordT], most: int) -> tuple[RecordT, list[int]]:
-        """As `expect`; return the descriptors, too, that came with it, at most so many: they are the taker's to close.
-        """
+        """As `expect`; return the descriptors, too, that came with it: at most so many, and the taker's to close."""
         self._most_descriptors = most
         record = await self.expect(kind)
         self._most_descriptors = 0
