@@ -12,11 +12,23 @@ from fusermount3_proxy import __version__
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from broker.supervisor import Csi
+
+#: Under which Kubernetes knows the driver, unless it takes another's place.
+DRIVER_NAME = "csi.fusermount3-proxy.dev"
+
 _CONFIG = click.option(
     "--config",
     "config_path",
     type=click.Path(path_type=Path),
     help=f"Configuration file; default {config.DEFAULT_PATH}, if it exists.",
+)
+_SOCKETS = click.option(
+    "--socket",
+    "socket_paths",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Listen here instead of where the configuration says; may be repeated.",
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
@@ -29,19 +41,44 @@ def main() -> None:
 
 @main.command()
 @_CONFIG
-@click.option(
-    "--socket",
-    "socket_paths",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    help="Listen here instead of where the configuration says; may be repeated.",
-)
+@_SOCKETS
 def serve(config_path: Path | None, socket_paths: tuple[Path, ...]) -> None:
     """Run the broker, in the foreground."""
+    _serve(config_path, socket_paths)
+
+
+@main.command()
+@click.option("--endpoint", required=True, metavar="unix://PATH", help="Where kubelet asks for volumes.")
+@click.option("--node-id", required=True, metavar="NAME", help="The name of this node.")
+@click.option("--driver-name", default=DRIVER_NAME, show_default=True, metavar="NAME", help="The name of the driver.")
+@click.option(
+    "--kubelet-dir",
+    default=Path("/var/lib/kubelet"),
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Where kubelet has the volumes of pods.",
+)
+@_CONFIG
+@_SOCKETS
+def csi(
+    endpoint: str,
+    node_id: str,
+    driver_name: str,
+    kubelet_dir: Path,
+    config_path: Path | None,
+    socket_paths: tuple[Path, ...],
+) -> None:
+    """Run the broker as `serve` does, and the CSI node plugin, by which kubelet has volumes published for its pods."""
+    from broker import supervisor
+
+    _serve(config_path, socket_paths, supervisor.Csi(endpoint, node_id, driver_name, kubelet_dir))
+
+
+def _serve(config_path: Path | None, socket_paths: tuple[Path, ...], csi: "Csi | None" = None) -> None:
     from broker import supervisor
 
     try:
-        supervisor.serve(config_path, socket_paths)
+        supervisor.serve(config_path, socket_paths, csi)
     except (supervisor.StartError, config.ConfigurationError) as error:
         raise click.ClickException(str(error)) from None
 

@@ -581,6 +581,7 @@ def _is_wanted(
         request=wanted.request,
         source=wanted.source,
         subtype=wanted.subtype,
+        target=b"",
     )
     with suppress(OSError):  # the broker is gone, altogether
         orphans.send(plan.dump(orphan), _NOW)
