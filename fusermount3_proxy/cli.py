@@ -1,7 +1,8 @@
 """What one call of ``fusermount3`` does, told from the top: mount or unmount through the broker, and say how it went.
 
 The rules are those of fusermount3(1): silence on success, ``argv[0]`` as it came in front of every message, exit
-status 0 if and only if the descriptor was delivered or the filesystem unmounted, else 1.
+status 0 if and only if the descriptor was delivered or the filesystem unmounted, else 1. The executable is other
+programs, too, under their names: `programs`.
 """
 
 from errno import ENAMETOOLONG
@@ -16,6 +17,9 @@ from fusermount3_proxy.failure import Failure, reason, say
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from _socket import socket as socket_type
+
+#: The names under which it is more than fusermount3.
+PROXY_NAME, STARTER_NAME = b"fusermount3-proxy", b"fuse-starter"
 
 USAGE = b"""\
 %b: [options] mountpoint
@@ -32,6 +36,12 @@ Options:
 def main() -> int:
     """Carry out the call in `sys.argv`; return the exit status."""
     program, *arguments = [argument.encode("utf-8", "surrogateescape") for argument in argv] or [b"fusermount"]
+    name = program.rpartition(b"/")[2]
+    if name in (PROXY_NAME, STARTER_NAME):
+        from fusermount3_proxy import programs  # not before: it is fusermount3 that has to be fast
+
+        if chosen := programs.choose(name, arguments):
+            return programs.run(program, *chosen)
     try:
         return _run(program, commandline.parse(arguments))
     except Failure as failure:
@@ -45,6 +55,10 @@ def _run(program: bytes, call: Invocation) -> int:
         return 0
     if call.help:
         say(1, USAGE % program)
+        if program.rpartition(b"/")[2] == PROXY_NAME:
+            from fusermount3_proxy import programs
+
+            say(1, programs.USAGE)
         return 1
     if call.auto_unmount:
         return _watch(program, call)
