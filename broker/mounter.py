@@ -593,10 +593,7 @@ def _is_as_planned(mount: int, wanted: plan.MountPlan) -> bool:
 
     In its container somebody may have got hold of who created it, and of what it was created from.
     """
-    try:
-        fuse = mounts.fuse_of(mounts.look(mount).mount_id)
-    except LookupError:
-        return False
+    fuse = mounts.fuse_if_any(mounts.look(mount).mount_id)
     return fuse == mounts.Fuse(wanted.uid, wanted.gid, wanted.allow_other)
 
 
@@ -674,10 +671,7 @@ def _unmount(talk: Conversation, caller: Caller, start: plan.StartUnmount) -> No
 
 def _owner_of(looked: mounts.Looked) -> int | None:
     """Return whose FUSE filesystem was looked at; None if it is none, or is gone."""
-    try:
-        fuse = mounts.fuse_of(looked.mount_id)
-    except LookupError:
-        return None
+    fuse = mounts.fuse_if_any(looked.mount_id)
     return fuse.uid if fuse else None
 
 
@@ -710,10 +704,7 @@ def _unmount_facts(
 
 def _is_dead(caller: Caller, directory: int, name: bytes, looked: mounts.Looked) -> bool:
     """Whether a FUSE filesystem of the caller's is on the entry that nobody serves."""
-    try:
-        fuse = mounts.fuse_of(looked.mount_id)
-    except LookupError:
-        return False
+    fuse = mounts.fuse_if_any(looked.mount_id)
     if fuse is None or fuse.uid != caller.uid:
         return False
     entry = os.open(name, mounts.LOOK, dir_fd=directory)

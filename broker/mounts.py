@@ -231,10 +231,7 @@ def _unmount_if_dead(device: int, place: bytes, locks: int, seconds: int) -> boo
     """
     with _opened(place) as entry:
         looked = look(entry)
-        try:
-            fuse = fuse_of(looked.mount_id)
-        except LookupError:
-            return False
+        fuse = fuse_if_any(looked.mount_id)
         if looked.device != device or fuse is None or not is_dead(entry, fuse):
             return False
     parent = _parent_of(looked.mount_id)
@@ -312,6 +309,13 @@ def fuse_of(mount_id: int) -> Fuse | None:
     given = options.split(b",")
     values = dict(option.split(b"=", 1) for option in given if b"=" in option)
     return Fuse(int(values[b"user_id"]), int(values[b"group_id"]), b"allow_other" in given)
+
+
+def fuse_if_any(mount_id: int) -> Fuse | None:
+    """As `fuse_of`; None, too, if the mount is not in this mount namespace: it may just have been unmounted."""
+    with suppress(LookupError):
+        return fuse_of(mount_id)
+    return None
 
 
 def _type_and_options(mount_id: int) -> tuple[bytes, bytes]:
