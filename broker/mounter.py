@@ -48,8 +48,6 @@ SPARES = 4
 REPLACE_AFTER = 20
 #: More records than the kernel queues for a socket, with their overhead.
 _MOST_QUEUED = 1024
-#: The most descriptors that a record can have (net/core/scm.c).
-_SCM_MAX_FD = 253
 #: As whom a user namespace shows those who have no uid in it (/proc/sys/kernel/overflowuid).
 OVERFLOW_UID = 65534
 _FUSE_DEVICE = os.makedev(10, 229)
@@ -227,7 +225,7 @@ def _receive(connection: socket.socket, flags: int = 0) -> tuple[bytes, list[int
 
 
 def _receive_all(connection: socket.socket, flags: int = 0) -> tuple[bytes, list[tuple[int, int, bytes]]]:
-    space = socket.CMSG_SPACE(4 * _SCM_MAX_FD) + socket.CMSG_SPACE(_SIZE_OF_CREDENTIALS)
+    space = socket.CMSG_SPACE(4 * syscalls.SCM_MAX_FD) + socket.CMSG_SPACE(_SIZE_OF_CREDENTIALS)
     data, ancillary, cut, _ = connection.recvmsg(wire.MAX_MESSAGE, space, socket.MSG_CMSG_CLOEXEC | flags)
     wire.check_whole(cut)
     return data, ancillary
