@@ -5,7 +5,6 @@ import select
 import signal
 import socket
 import struct
-import sys
 from contextlib import suppress
 
 from broker import plan, syscalls
@@ -45,10 +44,11 @@ class Conversation:
         self._socket = socket.socket(fileno=descriptor)
         self.seconds = seconds
 
-    def say(self, record: Record) -> None:
+    def say(self, record: Record, *descriptors: int) -> None:
         """Raises HungUp."""
+        ancillary = [rights(*descriptors)] if descriptors else []
         try:
-            self._socket.send(plan.dump(record), socket.MSG_NOSIGNAL)
+            self._socket.sendmsg([plan.dump(record)], ancillary, socket.MSG_NOSIGNAL)
         except OSError:
             raise HungUp from None
 
@@ -78,9 +78,9 @@ class Conversation:
         """Return the descriptor; it hangs up when the front does."""
         return self._socket.fileno()
 
-    def bounded(self, step: str) -> "_Bounded":
+    def bounded(self, step: str, seconds: int = 0) -> "_Bounded":
         """A step that may block: the process is killed when it takes too long. An OSError in it is a StepError."""
-        return _Bounded(step, self.seconds)
+        return _Bounded(step, seconds or self.seconds)
 
 
 class _Bounded:
@@ -113,5 +113,5 @@ def receive_all(connection: socket.socket, flags: int = 0) -> tuple[bytes, list[
 _SIZE_OF_CREDENTIALS = struct.calcsize("iII")
 
 
-def rights(descriptor: int) -> tuple[int, int, bytes]:
-    return (socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptor.to_bytes(4, sys.byteorder))
+def rights(*descriptors: int) -> tuple[int, int, bytes]:
+    return (socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f"{len(descriptors)}i", *descriptors))

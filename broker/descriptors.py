@@ -11,7 +11,7 @@ _FUSE_DEVICE = os.makedev(10, 229)
 class Descriptors:
     """What the mounter opens before it serves, for children whose root is no longer the broker's."""
 
-    def __init__(self, orphans: socket.socket) -> None:
+    def __init__(self, orphans: socket.socket, kubelet: int | None) -> None:
         #: Not the one that is mounted at /proc, which may hide processes.
         self.proc = detached(b"proc")
         self.fusectl = detached(b"fusectl")
@@ -20,6 +20,8 @@ class Descriptors:
         self.orphans = orphans
         #: Who is never a caller, whoever says so.
         self.supervisor = os.getppid()
+        #: Kubelet's directory, if there are volumes.
+        self.kubelet = kubelet
         #: Nothing is in this file; see `mounts.alone`.
         self.locks = os.memfd_create("locks")
 

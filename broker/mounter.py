@@ -25,7 +25,18 @@ import sys
 import time
 from contextlib import suppress
 
-from broker import capabilities, connections, filesystem, mounting, mounts, namespaces, plan, syscalls, unmounting
+from broker import (
+    capabilities,
+    connections,
+    filesystem,
+    kubelet,
+    mounting,
+    mounts,
+    namespaces,
+    plan,
+    syscalls,
+    unmounting,
+)
 from broker.caller import Caller
 from broker.conversation import (
     BadRequest,
@@ -60,9 +71,12 @@ REPLACE_AFTER = 20
 _MOST_QUEUED = 1024
 
 
-def main(control: socket.socket, orphans: socket.socket, supervisor: socket.socket) -> None:
+def main(
+    control: socket.socket, orphans: socket.socket, supervisor: socket.socket, kubelet_directory: int | None = None
+) -> None:
     """Tell the supervisor when this is ready; keep `SPARES` children that take start records from `control`, until that
-    has no other end any more. `orphans` leads to whoever is the front then."""
+    has no other end any more. `orphans` leads to whoever is the front then. `kubelet_directory` is a descriptor, if
+    there are volumes."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the front decides when to end, and hangs up
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children say all in their conversation; the kernel reaps them
@@ -72,7 +86,7 @@ def main(control: socket.socket, orphans: socket.socket, supervisor: socket.sock
     capabilities.keep(*CAPABILITIES)
     os.setgroups([])
     control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-    opened = Descriptors(orphans)
+    opened = Descriptors(orphans, kubelet_directory)
     socket.send_fds(supervisor, [b"ready"], [opened.fusectl, opened.proc])
     supervisor.close()
     sys.path.clear()
@@ -225,6 +239,14 @@ def _operate(opened: Descriptors, start: Record, descriptors: list[int], front: 
             _abort(opened, talk, start)
         elif isinstance(start, plan.StartCheck):
             _check(opened, talk)
+        elif opened.kubelet is None:
+            raise StepError(errno.EOPNOTSUPP, "serve volumes")
+        elif isinstance(start, plan.StartPublish):
+            kubelet.publish(opened, talk, start)
+        elif isinstance(start, plan.StartUnpublish):
+            kubelet.unpublish(opened, talk, start)
+        elif isinstance(start, plan.StartStat):
+            kubelet.stat_volume(opened, talk, start)
     except StepError as error:
         talk.say(plan.Failed(error.errno, error.step.encode()))
     except BadRequest as bad:
@@ -324,4 +346,5 @@ def _check(opened: Descriptors, talk: Conversation) -> None:
 
 
 if __name__ == "__main__":
-    main(*(socket.socket(fileno=int(each)) for each in sys.argv[1:]))
+    _control, _orphans, _supervisor = (socket.socket(fileno=int(each)) for each in sys.argv[1:4])
+    main(_control, _orphans, _supervisor, *map(int, sys.argv[4:]))
