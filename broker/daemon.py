@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from broker import config, control, log, orders, sandbox
+from broker import config, control, log, orders, sandbox, syscalls
 from broker.config import Configuration, ConfigurationError
 from broker.csi.desk import Desk
 from broker.endpoint import Endpoint
@@ -33,9 +33,6 @@ from broker.volume_call import OldCall, VolumeCall
 from broker.volumes import Volumes
 from broker.watch import Watch
 from fusermount3_proxy import wire
-
-#: More descriptors than an order comes with.
-_MOST_DESCRIPTORS = 253
 
 
 def main(supervisor: socket.socket) -> None:
@@ -116,7 +113,7 @@ def _limit_connections(front: Front, descriptors: int) -> None:
 
 def _receive(supervisor: socket.socket) -> tuple[orders.Order, list[int]]:
     """Return the next order, and what came with it. Raises OSError, ProtocolError."""
-    data, descriptors, flags, _ = socket.recv_fds(supervisor, wire.MAX_MESSAGE, _MOST_DESCRIPTORS)
+    data, descriptors, flags, _ = socket.recv_fds(supervisor, wire.MAX_MESSAGE, syscalls.SCM_MAX_FD)
     wire.check_whole(flags)
     return orders.load(data), descriptors
 

@@ -147,7 +147,8 @@ class StartPublish(NamedTuple):
     All paths are relative to kubelet's directory: `target` is where the volume is to be, `directory` where the socket
     `name` is made. With `old_clients` that is a stream socket, and beside it is ours (`fusermount3_proxy.client`).
     What is there already and is the broker's own is kept, but for sockets: they are made again. With `serving` the
-    front has them; then they stay, too, if all are still there, and somebody listens on each.
+    front has them; then they stay, too, if all are still there. If one of these names is something else's, or the
+    target is, `Failed` has EEXIST, and the step says which.
     """
 
     seconds: Seconds
@@ -217,10 +218,15 @@ class StartStat(NamedTuple):
 
 class Stated(NamedTuple):
     """What statfs(2) says of a volume, in bytes and inodes, if it is `served`: some FUSE program has mounted it and has
-    answered. `published`: there is a volume at all."""
+    answered. `published`: there is a volume at all. `errno` is why it is not served: ENODATA if nobody has mounted it
+    yet, ENOTCONN if nobody serves it any more, ETIMEDOUT if it hangs, or what the program has answered.
+
+    A child that has said ETIMEDOUT may go on until the program answers or is gone.
+    """
 
     published: bool
     served: bool
+    errno: Errno
     total_bytes: int
     free_bytes: int
     available_bytes: int

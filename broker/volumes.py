@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from broker.database import make_table, once_a_boot, open_or_begin
-
-#: What the name of our own socket has after that of a volume whose clients may be old (`fusermount3_proxy.client`).
-SEQPACKET = b".seqpacket"
+from broker.invariants import SECOND_SOCKET
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,7 @@ class Volume:
     @property
     def sockets(self) -> set[tuple[bytes, bytes]]:
         """Where its sockets are: directories and names."""
-        names = {self.name, self.name + SEQPACKET} if self.old_clients else {self.name}
+        names = {self.name, self.name + SECOND_SOCKET} if self.old_clients else {self.name}
         return {(self.directory, name) for name in names}
 
 
