@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from broker.database import make_table, once_a_boot, open_or_begin
+from broker.database import listed, make_table, once_a_boot, open_or_begin
 from broker.invariants import SECOND_SOCKET
 
 
@@ -61,9 +61,11 @@ class Volumes:
 
     def add(self, volume: Volume) -> None:
         """Add a volume, in place of what was at its target."""
-        names, marks = ", ".join(_COLUMNS), ", ".join("?" * len(_COLUMNS))
+        marks = ", ".join("?" * len(_COLUMNS))
         values = [getattr(volume, name) for name in _COLUMNS]
-        self._database.execute(f"INSERT OR REPLACE INTO volumes ({names}, {_TAKEN}) VALUES ({marks}, 0)", values)
+        self._database.execute(
+            f"INSERT OR REPLACE INTO volumes ({listed([*_COLUMNS, _TAKEN])}) VALUES ({marks}, 0)", values
+        )
         self._volumes[volume.target] = volume
         self._taken.discard(volume.target)
 
@@ -104,7 +106,7 @@ def _read(database: sqlite3.Connection) -> tuple[list[Volume], set[bytes]]:
     once_a_boot(database, f"UPDATE volumes SET {_TAKEN} = 0")
     volumes: list[Volume] = []
     taken: set[bytes] = set()
-    for *values, is_taken in database.execute(f"SELECT {', '.join(_COLUMNS)}, {_TAKEN} FROM volumes"):
+    for *values, is_taken in database.execute(f"SELECT {listed([*_COLUMNS, _TAKEN])} FROM volumes"):
         row: dict[str, Any] = dict(zip(_COLUMNS, values, strict=True))
         volumes.append(Volume(**{**row, **{name: bool(row[name]) for name in _BOOLEANS}}))
         if is_taken:
