@@ -70,7 +70,12 @@ def csi(
 ) -> None:
     """Run the broker as `serve` does, and the CSI node plugin, by which kubelet has volumes published for its pods."""
     from broker import supervisor
+    from broker.csi import settings
 
+    try:
+        settings.check(endpoint, node_id, driver_name, str(kubelet_dir))
+    except settings.SettingsError as error:
+        raise click.ClickException(str(error)) from None
     _serve(config_path, socket_paths, supervisor.Csi(endpoint, node_id, driver_name, kubelet_dir))
 
 

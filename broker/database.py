@@ -3,7 +3,7 @@
 import sqlite3
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -48,17 +48,22 @@ def _open(path: Path, prepare: Callable[[sqlite3.Connection], RowsT]) -> tuple[s
         raise
 
 
+def listed(columns: Iterable[str]) -> str:
+    """Return the columns as SQL lists them."""
+    return ", ".join(f'"{column}"' for column in columns)
+
+
 def make_table(database: sqlite3.Connection, name: str, columns: Sequence[str], added: Mapping[str, str]) -> None:
     """Make the table, unless it is there; the first of `columns` is its key.
 
     One of an earlier version gets the columns that it lacks, with the values, in SQL, of `added`. Raises sqlite3.Error.
     """
     key, *others = columns
-    database.execute(f"CREATE TABLE IF NOT EXISTS {name} ({key} PRIMARY KEY, {', '.join(others)})")
+    database.execute(f"CREATE TABLE IF NOT EXISTS {name} ({listed([key])} PRIMARY KEY, {listed(others)})")
     there = {column for _, column, *_ in database.execute(f"PRAGMA table_info({name})")}
     lacking = set(columns) - there
     for column in lacking if lacking <= added.keys() else ():  # another table is none of ours
-        database.execute(f"ALTER TABLE {name} ADD COLUMN {column} DEFAULT {added[column]}")
+        database.execute(f"ALTER TABLE {name} ADD COLUMN {listed([column])} DEFAULT {added[column]}")
 
 
 def once_a_boot(database: sqlite3.Connection, statement: str) -> None:

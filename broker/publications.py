@@ -54,7 +54,7 @@ from broker.volumes import Volume, Volumes
 _AT_ONCE, _FOR_A_POD = 32, 8
 #: As many sockets come with `Published`.
 _MOST_SOCKETS = 2
-#: Seconds for which a pod's operations wait for each other.
+#: Seconds for which a pod's operations wait for each other, and for which all that an unpublish takes is waited for.
 _PATIENCE = 60
 
 
@@ -270,6 +270,7 @@ class Publications:
         directory, name = (volume.directory, volume.name) if volume else (b"", b"")
         start = StartUnpublish(self._seconds, target, directory, name)
         async with self._operation(b"cannot unpublish the volume", volume, start) as operation:
+            operation.patience = _PATIENCE  # several steps, each of which is bounded
             await operation.expect(Unpublished)
 
     async def _serve(self, publication: Publication, listeners: list[socket.socket]) -> None:

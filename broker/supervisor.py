@@ -252,11 +252,18 @@ class Front:
             self.tell(plugin.started)
         self._conversation.settimeout(_PATIENCE)
         try:
-            said = orders.load(self._conversation.recv(wire.MAX_MESSAGE))
+            said = orders.load(self._first_word())
         except (OSError, wire.ProtocolError):
             said = orders.Failed(b"the front did not begin")
         if isinstance(said, orders.Failed):
             raise StartError(said.text.decode("utf-8", "replace"))
+
+    def _first_word(self) -> bytes:
+        """Raises OSError."""
+        try:
+            return self._conversation.recv(wire.MAX_MESSAGE)
+        except ConnectionResetError:  # it has ended without reading all that it was told, but not without a word
+            return self._conversation.recv(wire.MAX_MESSAGE)
 
     def restart(self, mounter: Mounter, plugin: "Plugin | None" = None) -> None:
         """Start another, with the configuration that is in force. Raises StartError."""

@@ -10,10 +10,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from broker.database import make_table, once_a_boot, open_or_begin
-
-#: What the name of our own socket has after that of a volume whose clients may be old (`fusermount3_proxy.client`).
-SEQPACKET = b".seqpacket"
+from broker.database import listed, make_table, once_a_boot, open_or_begin
+from broker.invariants import SECOND_SOCKET
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,7 @@ class Volume:
     @property
     def sockets(self) -> set[tuple[bytes, bytes]]:
         """Where its sockets are: directories and names."""
-        names = {self.name, self.name + SEQPACKET} if self.old_clients else {self.name}
+        names = {self.name, self.name + SECOND_SOCKET} if self.old_clients else {self.name}
         return {(self.directory, name) for name in names}
 
 
@@ -63,9 +61,11 @@ class Volumes:
 
     def add(self, volume: Volume) -> None:
         """Add a volume, in place of what was at its target."""
-        names, marks = ", ".join(_COLUMNS), ", ".join("?" * len(_COLUMNS))
+        marks = ", ".join("?" * len(_COLUMNS))
         values = [getattr(volume, name) for name in _COLUMNS]
-        self._database.execute(f"INSERT OR REPLACE INTO volumes ({names}, {_TAKEN}) VALUES ({marks}, 0)", values)
+        self._database.execute(
+            f"INSERT OR REPLACE INTO volumes ({listed([*_COLUMNS, _TAKEN])}) VALUES ({marks}, 0)", values
+        )
         self._volumes[volume.target] = volume
         self._taken.discard(volume.target)
 
@@ -106,7 +106,7 @@ def _read(database: sqlite3.Connection) -> tuple[list[Volume], set[bytes]]:
     once_a_boot(database, f"UPDATE volumes SET {_TAKEN} = 0")
     volumes: list[Volume] = []
     taken: set[bytes] = set()
-    for *values, is_taken in database.execute(f"SELECT {', '.join(_COLUMNS)}, {_TAKEN} FROM volumes"):
+    for *values, is_taken in database.execute(f"SELECT {listed([*_COLUMNS, _TAKEN])} FROM volumes"):
         row: dict[str, Any] = dict(zip(_COLUMNS, values, strict=True))
         volumes.append(Volume(**{**row, **{name: bool(row[name]) for name in _BOOLEANS}}))
         if is_taken:

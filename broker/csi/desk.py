@@ -6,6 +6,7 @@ that has no answer yet asks it again.
 
 import asyncio
 import errno
+import os
 import socket
 
 from broker import log
@@ -40,6 +41,12 @@ _CODES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE), RESOURCE_EXHAUSTED),
     **dict.fromkeys((errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EBUSY), FAILED_PRECONDITION),
     **dict.fromkeys((errno.ELOOP, errno.EXDEV, errno.EPERM, errno.EACCES), FAILED_PRECONDITION),
+}
+#: What is the matter with a volume that has given no answer.
+_TROUBLES = {
+    errno.ENODATA: b"no FUSE program has mounted the volume yet",
+    errno.ENOTCONN: b"the FUSE program of the volume is gone",
+    errno.ETIMEDOUT: b"the FUSE program of the volume does not answer",
 }
 #: Of a text as much as an event of a pod shows.
 _LONGEST_TEXT = 1024
@@ -112,13 +119,13 @@ class Desk:
             stated = await self._publications.stat(request.target)
         except Refusal as refusal:
             if refusal.errno == errno.ETIMEDOUT:
-                return nothing._replace(trouble=b"the FUSE program of the volume does not answer")
+                return nothing._replace(trouble=_TROUBLES[errno.ETIMEDOUT])
             code = NOT_FOUND if refusal.errno == errno.ENOENT else INTERNAL
             return _refused(request.number, code, refusal)
         if not stated.published:
             return Refused(request.number, NOT_FOUND, b"no volume is published there")
         if not stated.served:
-            return nothing._replace(trouble=b"no FUSE program serves the volume")
+            return nothing._replace(trouble=_TROUBLES.get(stated.errno) or os.strerror(stated.errno).encode())
         return Stated(
             number=request.number,
             served=True,
