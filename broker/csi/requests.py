@@ -6,14 +6,19 @@
 
 Each answer has the `number` of its request; many may be under way at once. The plugin has checked what kubelet said
 (`volume`) and decides nothing else. All paths are relative to kubelet's directory.
+
+Each says ``Done(0)`` when it begins, and is heard by whoever is at the other end then: the socket pair outlives both.
+The plugin asks a new front again what the last one has not answered; so a request may come twice, at the same time.
 """
 
 from typing import Annotated, NamedTuple
 
 from broker.records import Vocabulary
 
-#: A status code of gRPC (grpc.StatusCode).
+#: A status code of gRPC (grpc.StatusCode), and those that are used.
 Code = Annotated[int, range(17)]
+OK, CANCELLED, INVALID_ARGUMENT, NOT_FOUND, ALREADY_EXISTS = 0, 1, 3, 5, 6
+FAILED_PRECONDITION, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 9, 12, 13, 14
 GroupId = Annotated[int, range(2**32)]
 #: No group: as chown(2) takes it.
 NO_GROUP = 2**32 - 1
