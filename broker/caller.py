@@ -23,17 +23,13 @@ class Caller:
     Real and saved uid stay the mounter's own: they are what decides who may send signals to a process.
     """
 
-    def __init__(self, opened: Descriptors, connection: int, pins: int = 1, reply: bytes = b"") -> None:
-        """Take the request, and the descriptor that it pins, or none with 0 `pins`. Raises BadRequest, OSError.
-
-        `reply`: the caller says nothing, and gets this with its descriptor.
-        """
+    def __init__(self, opened: Descriptors, connection: int, pins: int = 1) -> None:
+        """Take the request, and the descriptor that it pins, or none with 0 `pins`. Raises BadRequest, OSError."""
         # A copy: the descriptor itself stays open until this process ends, after the front has closed its own.
         self._connection = socket.socket(fileno=os.dup(connection))
         self._opened = opened
         self.pid = self._credentials()[0]
         self.locks = opened.locks
-        self._reply = reply
         descriptors = self.take()
         if len(descriptors) != pins or not all(fcntl.fcntl(each, fcntl.F_GETFL) & os.O_PATH for each in descriptors):
             raise BadRequest(len(descriptors))
@@ -41,8 +37,6 @@ class Caller:
 
     def take(self) -> list[int]:
         """Take what the caller has said, which the front has read; return what came with it. Raises OSError."""
-        if self._reply:
-            return []
         try:
             return receive(self._connection, socket.MSG_DONTWAIT)[1]
         except wire.ProtocolError as error:
@@ -105,27 +99,22 @@ class Caller:
 
     def hand_over(self, wanted: plan.MountPlan) -> None:
         """Send the device to the caller. Raises HungUp when the caller is gone."""
-        if self._reply:
-            self._send(self._reply, [rights(self.device)])
-            return
         warnings = tuple(wanted.warnings.splitlines())
         reply = wire.Reply(wanted.request, warnings=warnings, auto_unmount=wanted.auto_unmount)
-        self._send(wire.encode_reply(reply), [rights(self.device)])
+        self._send(reply, [rights(self.device)])
 
     def tell(self, request: bytes) -> None:
         """Tell the caller, who waits for it, that its request has been carried out. Raises HungUp."""
-        self._send(wire.encode_reply(wire.Reply(request)), [])
+        self._send(wire.Reply(request), [])
 
-    def _send(self, reply: bytes, ancillary: list[tuple[int, int, bytes]]) -> None:
+    def _send(self, reply: wire.Reply, ancillary: list[tuple[int, int, bytes]]) -> None:
         try:
-            self._connection.sendmsg([reply], ancillary, NOW)
+            self._connection.sendmsg([wire.encode_reply(reply)], ancillary, NOW)
         except OSError:
             raise HungUp from None
 
     def commits(self, seconds: int) -> bool:
-        """Whether the caller says, in time, that it has taken the mount; one that says nothing counts as having."""
-        if self._reply:
-            return True
+        """Whether the caller says, in time, that it has taken the mount."""
         waiting = select.poll()
         waiting.register(self._connection, select.POLLIN)
         if not waiting.poll(1000 * seconds):

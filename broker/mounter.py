@@ -330,7 +330,7 @@ def _serve_caller_of_volume(
             os._exit(0)
     theirs.close()
     with talk.bounded("join"):
-        caller = Caller(opened, connection, int(start.pinned), start.reply)
+        caller = Caller(opened, connection, int(start.pinned))
         _join(opened, caller, front, connection, pidfd)
         if held:
             caller.take_device(held[0])

@@ -180,8 +180,7 @@ class StartVolumeMount(NamedTuple):
     With `pinned`, the caller sent its own mountpoint; else it appears at the target only, and the facts are those of a
     directory that may be used. With `held`, a fourth descriptor: the /dev/fuse of the filesystem that is at the target
     already (`StartEager`). With `read_only` nobody who comes by the target may write. `group` is the filesystem's
-    group_id, instead of the caller's gid; `NO_GROUP`: that one. `reply`, if it is not empty: it is an old client, which
-    has sent nothing and will say nothing, and gets this with its descriptor.
+    group_id, instead of the caller's gid; `NO_GROUP`: that one.
     """
 
     seconds: Seconds
@@ -191,7 +190,6 @@ class StartVolumeMount(NamedTuple):
     held: bool
     read_only: bool
     group: GroupId
-    reply: bytes
 
 
 class StartUnpublish(NamedTuple):
