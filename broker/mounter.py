@@ -29,6 +29,7 @@ from contextlib import contextmanager, suppress
 from broker import (
     capabilities,
     connections,
+    eager,
     filesystem,
     invariants,
     kubelet,
@@ -246,6 +247,8 @@ def _operate(opened: Descriptors, start: Record, descriptors: list[int], front: 
             raise StepError(errno.EOPNOTSUPP, "serve volumes")
         elif isinstance(start, plan.StartVolumeMount):
             _serve_caller_of_volume(opened, talk, start, front, *descriptors[1:])
+        elif isinstance(start, plan.StartEager):
+            eager.mount(opened, talk, start)
         elif isinstance(start, plan.StartPublish):
             kubelet.publish(opened, talk, start)
         elif isinstance(start, plan.StartUnpublish):
