@@ -109,11 +109,17 @@ def status(config_path: Path | None, as_json: bool) -> None:
     click.echo(f"configuration  {answer['configuration']}")
     click.echo(f"up             {terminal.duration(answer['uptime_seconds'])}")
     click.echo(f"mounts         {', '.join(f'{count} {state}' for state, count in answer['mount_states'].items())}")
-    for name in ("supervisor", "front", "mounter"):
-        process = answer[name]
+    if "plugin" in answer:
+        click.echo(f"volumes        {answer['volumes']} published")
+    for name in ("supervisor", "front", "mounter", "plugin"):
+        process = answer.get(name)
+        if process is None:
+            continue
         click.echo(f"{name:14} pid {process['pid']}, {terminal.mebibytes(process['rss_bytes'])}")
     click.echo(f"descriptors    {answer['front']['open_descriptors']} of the front")
     click.echo(f"restarts       {answer['mounter']['restarts']} of the mounter")
+    if "plugin" in answer:
+        click.echo(f"               {answer['plugin']['restarts']} of the plugin")
     for result, count in sorted(answer["requests"].items()):
         click.echo(f"{result + ':':24} {count}")
     for operation, histogram in sorted(answer["latency"].items()):
@@ -182,7 +188,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
         table.add_column(heading, overflow="fold")
     for row in rows:
         since = terminal.moment(row["mounted_at"])
-        cells = [row["request"], row["state"], row["mountpoint"], row["type"], row["source"]]
+        cells = [row["request"], row["state"], row["mountpoint"] or row["volume"], row["type"], row["source"]]
         cells += [str(row["uid"]), str(row["pid"]), row["command"], row["container"][:24], since]
         table.add_row(*map(terminal.visible, cells))
     _console().print(table)

@@ -13,7 +13,6 @@ import errno
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from types import TracebackType
 
 from broker import connections, marks, mounts, syscalls
 from broker.descriptors import Descriptors
@@ -47,9 +46,7 @@ class Target:
     def __enter__(self) -> "Target":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self.directory)
 
     def alone(self, seconds: int) -> AbstractContextManager[None]:
@@ -59,8 +56,12 @@ class Target:
 
     @contextmanager
     def topmost(self) -> Iterator[int]:
-        """Give a descriptor of what lies topmost, for a look at it. Raises OSError."""
-        entry = os.open(self._name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self.directory)
+        """Give a descriptor of what lies topmost, for a look at it. Raises OSError: FileExistsError if that is no
+        directory, nor the broker's, therefore."""
+        try:
+            entry = os.open(self._name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self.directory)
+        except NotADirectoryError:
+            raise FileExistsError(errno.EEXIST, "the target is no directory") from None
         try:
             yield entry
         finally:
@@ -84,7 +85,10 @@ class Target:
         return []
 
     def make(self) -> None:
-        """Make the directory and mount the placeholder; what is there already stays. Raises OSError."""
+        """Make the directory and mount the placeholder; what is there already stays. Raises OSError.
+
+        FileExistsError: what is there is no directory, or has something else mounted on it.
+        """
         with suppress(FileExistsError):
             os.mkdir(self._name, 0o750, dir_fd=self.directory)
             with self.topmost() as entry:
@@ -93,7 +97,7 @@ class Target:
             if self.layers(entry):
                 return
             if syscalls.is_mount_root(entry):
-                raise OSError(errno.EBUSY, "something else is mounted there")
+                raise FileExistsError(errno.EEXIST, "something else is mounted there")
             try:
                 _attach_placeholder(entry)
             except OSError:
@@ -142,7 +146,7 @@ class Target:
 
     def detach(self) -> None:
         """Take away all that is mounted at the target, if it is the broker's. Raises OSError; may block."""
-        with suppress(FileNotFoundError, NotADirectoryError):
+        with suppress(FileNotFoundError, FileExistsError):
             while True:
                 with self.topmost() as entry:
                     if not self.layers(entry):
@@ -156,7 +160,7 @@ class Target:
                 if syscalls.is_mount_root(entry) or not marks.is_marked(entry):
                     return
             os.rmdir(self._name, dir_fd=self.directory)
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, FileExistsError):
             return
 
     def _replace(self, top: int, mount: int) -> None:
