@@ -13,7 +13,6 @@ import errno
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from types import TracebackType
 
 from broker import connections, marks, mounts, syscalls
 from broker.descriptors import Descriptors
@@ -47,9 +46,7 @@ class Target:
     def __enter__(self) -> "Target":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self.directory)
 
     def alone(self, seconds: int) -> AbstractContextManager[None]:
