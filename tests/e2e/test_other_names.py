@@ -47,14 +47,28 @@ MOUNTPOINT = "/home/user/mnt"
 
 @contextlib.contextmanager
 def untouched(
-    broker: Broker, image: str, user: str | None = None, volumes: Sequence[Volume] = (), read_only: bool = False
+    broker: Broker,
+    image: str,
+    user: str | None = None,
+    volumes: Sequence[Volume] = (),
+    *,
+    read_only: bool = False,
+    user_namespace: bool = False,
+    extra: Sequence[str] = (),
 ) -> Iterator[Container]:
     """A container of an image that knows nothing of the proxy: no /dev/fuse, and its own fusermount3 if it has one.
 
     The executable and the broker's socket are there, as they could have come with any volume.
     """
     brought = [Volume(broker.socket.parent, "/run/fusermount3-proxy"), Volume(PROXY, OPT)]
-    with Container(image, options=Options(user=user, volumes=[*brought, *volumes], read_only=read_only)) as container:
+    options = Options(
+        user=user,
+        volumes=[*brought, *volumes],
+        read_only=read_only,
+        user_namespace=user_namespace,
+        extra=extra,
+    )
+    with Container(image, options=options) as container:
         yield container
         assert container.fuse_mounts() == []
 
@@ -86,9 +100,12 @@ def test_sshfs_mounts_in_an_untouched_debian(broker: Broker) -> None:
         wait_until(lambda: has_ended_all(container))
 
 
-def test_a_program_mounts_where_the_root_is_read_only(broker: Broker) -> None:
+@pytest.mark.parametrize("user_namespace", [False, True], ids=["", "in a user namespace"])
+@pytest.mark.parametrize("read_only", [False, True], ids=["", "read-only root"])
+def test_root_of_any_container_has_all_that_is_needed(broker: Broker, read_only: bool, user_namespace: bool) -> None:
     volumes = [Volume(whoamifs(), "/usr/bin/whoamifs")]
-    with untouched(broker, image_tag(BUSYBOX), volumes=volumes, read_only=True) as container:
+    tag = image_tag(BUSYBOX)
+    with untouched(broker, tag, None, volumes, read_only=read_only, user_namespace=user_namespace) as container:
         program = mounted(container, ["whoamifs", "-f", MOUNTPOINT])
         container.exec([OPT, "run", "fusermount3", "-u", MOUNTPOINT])
         assert program.wait(timeout=20) == 0
@@ -126,6 +143,14 @@ def test_a_genuine_helper_that_cannot_be_replaced_is_told(broker: Broker) -> Non
                 in told
             )
         assert len(told) == 3
+
+
+def test_a_genuine_helper_stays_where_it_may_mount_by_itself(broker: Broker) -> None:
+    with untouched(broker, image_tag(SSHFS), extra=["--cap-add=SYS_ADMIN"]) as container:
+        result = container.exec([OPT, "run", "readlink", "-f", "/usr/bin/fusermount3"])
+        assert result.stdout == "/usr/bin/fusermount3\n"
+        assert len(result.stderr.splitlines()) == 2
+        assert "the container has CAP_SYS_ADMIN, so it may mount by itself" in result.stderr
 
 
 @pytest.mark.parametrize("suite", ["trixie", "sid"])
