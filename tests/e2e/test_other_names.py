@@ -22,9 +22,9 @@ from tests.e2e.conftest import has_ended_all, wait_until
 from tests.e2e.hostile import in_private_namespace
 from tests.lab.broker import PROXY
 from tests.lab.commands import run
-from tests.lab.images import BUSYBOX, SSHFS, image_tag
+from tests.lab.images import BUSYBOX, DEBIAN, SSHFS, image_tag
 from tests.lab.podman import Container, Options, Volume
-from tests.lab.programs import stopfs, whoamifs
+from tests.lab.programs import SOURCES, stopfs, whoamifs
 from tests.lab.sshd import sshd_for
 
 if TYPE_CHECKING:
@@ -360,6 +360,38 @@ def test_a_program_serves_a_volume_of_a_fake_broker(user: str | None, words: lis
         with_fake_broker(volume, body)
         assert program.wait(timeout=20) == 0
         assert container.fuse_mounts() == []
+        wait_until(lambda: has_ended_all(container))
+
+
+@pytest.mark.parametrize("library", ["gofuse", "jacobsa"])
+def test_a_program_in_go_serves_a_volume_of_a_fake_broker(library: str, volume: Path) -> None:
+    try:
+        programs = build.go_programs()
+    except build.NotReachable as error:
+        not_run(str(error))
+    with starter_in(image_tag(BUSYBOX), volume, USER, [Volume(programs, "/callers")]) as container:
+        program = container.start([STARTER, f"/callers/{library}", "{}"])
+
+        def body(_fake_broker: FakeVolumeBroker, committed: bool) -> None:
+            assert committed
+            assert (volume / "target/hello").read_text() == "hello\n"
+
+        with_fake_broker(volume, body)
+        program.wait(timeout=20)
+        wait_until(lambda: has_ended_all(container))
+
+
+def test_a_program_in_python_serves_a_volume_of_a_fake_broker(volume: Path) -> None:
+    source = Volume(SOURCES / "whoami_pyfuse3.py", "/opt/whoami.py")
+    with starter_in(image_tag(DEBIAN), volume, USER, [source]) as container:
+        program = container.start([STARTER, "python3", "/opt/whoami.py", "{}"])
+
+        def body(_fake_broker: FakeVolumeBroker, committed: bool) -> None:
+            assert committed
+            assert (volume / "target/whoami").read_text().startswith("uid=0 gid=0 pid=")
+
+        with_fake_broker(volume, body)
+        program.wait(timeout=20)
         wait_until(lambda: has_ended_all(container))
 
 
