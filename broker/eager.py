@@ -9,7 +9,7 @@ For the mounter's children that stay in the broker's own namespaces.
 import errno
 import os
 
-from broker import filesystem, invariants, mounts, plan
+from broker import consumers, filesystem, invariants, mounts, plan
 from broker.conversation import Conversation, HungUp, StepError
 from broker.descriptors import Descriptors
 from broker.namespaces import PidNamespace
@@ -43,3 +43,5 @@ def mount(opened: Descriptors, talk: Conversation, start: plan.StartEager) -> No
         talk.say(plan.RolledBack())
         return
     talk.say(plan.Kept())
+    if replaced is not None:
+        consumers.restore(opened, start.target, mounts.look(replaced).device, made, 0, talk.seconds)

@@ -50,8 +50,10 @@ class Volume:
 
     STEP = "mount on the volume"
 
-    def __init__(self, twin: Twin, wanted: plan.MountPlan) -> None:
+    def __init__(self, twin: Twin, wanted: plan.MountPlan, but: int) -> None:
+        """`but`: the mount namespace in which the caller has seen to its mounts itself, or 0."""
         self._twin = twin
+        self._but = but
         self._owner = mounts.Fuse(wanted.uid, wanted.gid, wanted.allow_other)
 
     def attach(self, mount: int) -> None:
@@ -75,7 +77,7 @@ class Volume:
         self._twin.withdraw()
 
     def keep(self) -> None:
-        self._twin.keep()
+        self._twin.keep(self._but)
 
 
 Places = Sequence[Mountpoint | Volume]
@@ -116,7 +118,7 @@ def mount_volume(
             caller.check_serves(mounts.look(made).device)
     else:
         made = _create(talk, caller, wanted)
-        places.append(Volume(twin, wanted))
+        places.append(Volume(twin, wanted, caller.mount_namespace if start.pinned else 0))
     _attach(talk, caller, wanted, made, places)
     _settle(talk, caller, wanted, made, places, Keeping(orphans, start.commit_seconds, start.target))
 

@@ -116,7 +116,7 @@ class Target:
             if not layers:
                 raise FileNotFoundError(errno.ENOENT, "the volume is not published")
             if is_placeholder(layers[0]):
-                syscalls.move_mount(mount, b"", top, b"", _MOVE)
+                attach(top, mount)
                 return None
             if not self._is_dead(top, layers[0]):
                 raise OSError(errno.EBUSY, "somebody serves the volume")
@@ -165,16 +165,10 @@ class Target:
 
     def _replace(self, top: int, mount: int) -> None:
         """Attach the mount in place of what lies topmost. Before Linux 6.5 there is a moment with neither."""
-        try:
-            syscalls.move_mount(mount, b"", top, b"", _MOVE | syscalls.MOVE_MOUNT_BENEATH)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
+        if not replace(top, mount):
             _detach(top)
             with self.topmost() as below:
-                syscalls.move_mount(mount, b"", below, b"", _MOVE)
-        else:
-            _detach(top)
+                attach(below, mount)
 
     def _is_dead(self, entry: int, mount: Mount) -> bool:
         """Whether nobody serves the FUSE filesystem that lies topmost; False, too, if it is none. Raises OSError.
@@ -203,6 +197,27 @@ def private_copy(entry: int) -> int:
     return copy
 
 
+def attach(place: int, mount: int) -> None:
+    """Attach a mount on top of what a descriptor stands for. Raises OSError."""
+    syscalls.move_mount(mount, b"", place, b"", _MOVE)
+
+
+def replace(top: int, mount: int) -> bool:
+    """Attach a mount in place of another, of which `top` is the root; at any moment one of them is there.
+
+    False if the kernel can't, or not there: before Linux 6.5, or where the other is locked (mount_namespaces(7)).
+    Raises OSError.
+    """
+    try:
+        syscalls.move_mount(mount, b"", top, b"", _MOVE | syscalls.MOVE_MOUNT_BENEATH)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return False
+    _detach(top)
+    return True
+
+
 def _detach(entry: int) -> None:
     syscalls.umount2(b"self/fd/%d" % entry, syscalls.MNT_DETACH)
 
@@ -220,6 +235,6 @@ def _attach_placeholder(entry: int) -> None:
     finally:
         os.close(context)
     try:
-        syscalls.move_mount(mount, b"", entry, b"", _MOVE)
+        attach(entry, mount)
     finally:
         os.close(mount)

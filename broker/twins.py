@@ -14,11 +14,11 @@ import socket
 from contextlib import suppress
 from typing import NamedTuple
 
-from broker import connections, mounts, syscalls
+from broker import connections, consumers, mounts, syscalls
 from broker.conversation import receive, rights
 from broker.descriptors import Descriptors
 from broker.mounts import Fuse
-from broker.plan import Errno, GroupId, UserId
+from broker.plan import Errno, GroupId, NamespaceInode, UserId
 from broker.records import Vocabulary
 from broker.targets import Target
 from fusermount3_proxy import wire
@@ -37,7 +37,11 @@ class Withdraw(NamedTuple):
 
 
 class Keep(NamedTuple):
-    """From the child: what was put stays. Then the twin ends."""
+    """From the child: what was put stays. Then the twin ends, when other containers of the pod have it, too: all but
+    those in the mount namespace `but`, if that is not 0.
+    """
+
+    but: NamespaceInode
 
 
 class Done(NamedTuple):
@@ -74,10 +78,10 @@ class Twin:
         """Have what was put taken away. Raises OSError."""
         self._ask(Withdraw())
 
-    def keep(self) -> None:
-        """Say that what was put stays."""
+    def keep(self, but: int) -> None:
+        """Say that what was put stays; `but` is as in `consumers.restore`."""
         with suppress(OSError):
-            self._end.send(_vocabulary.dump(Keep()))
+            self._end.send(_vocabulary.dump(Keep(but)))
 
     def _ask(self, record: _Record, *descriptors: int) -> tuple[Done, list[int]]:
         ancillary = [rights(*descriptors)] if descriptors else []
@@ -119,6 +123,7 @@ class Attendant:
             except (OSError, wire.ProtocolError):  # the end is an empty record, which is none of these
                 record, descriptors = Withdraw(), []
             if isinstance(record, Keep):
+                self._restore_consumers(record.but)
                 return
             try:
                 answer, given = self._do(record, descriptors)
@@ -130,6 +135,11 @@ class Attendant:
                 os.close(each)
             if isinstance(record, Withdraw):
                 return
+
+    def _restore_consumers(self, but: int) -> None:
+        if self._mount is not None and self._replaced is not None:
+            dead = mounts.look(self._replaced).device
+            consumers.restore(self._opened, self._path, dead, self._mount, but, self._seconds)
 
     def _do(self, record: _Record, descriptors: list[int]) -> tuple[Done, list[int]]:
         signal.alarm(self._seconds)
