@@ -44,6 +44,7 @@ _NODE_CAPABILITIES = (
     NodeServiceCapability.RPC.GET_VOLUME_STATS,
     NodeServiceCapability.RPC.VOLUME_CONDITION,
     NodeServiceCapability.RPC.VOLUME_MOUNT_GROUP,
+    NodeServiceCapability.RPC.SINGLE_NODE_MULTI_WRITER,
 )
 
 Context = grpc.aio.ServicerContext[Any, Any]

@@ -13,9 +13,13 @@ _WELL_KNOWN = Path(protoc.__file__).parent / "_proto"
 
 def described(root: Path, name: str) -> FileDescriptorProto:
     """Return what the file `name`, a path below `root`, declares."""
+    return described_with_imports(root, name)[-1]
+
+
+def described_with_imports(root: Path, name: str) -> list[FileDescriptorProto]:
+    """Return what that file declares, after all that it imports."""
     with tempfile.TemporaryDirectory() as directory:
         output = Path(directory) / "set"
-        arguments = ["protoc", f"-I{root}", f"-I{_WELL_KNOWN}", f"--descriptor_set_out={output}", name]
-        assert protoc.main(arguments) == 0
-        (file,) = FileDescriptorSet.FromString(output.read_bytes()).file
-    return file
+        arguments = [f"-I{root}", f"-I{_WELL_KNOWN}", "--include_imports", f"--descriptor_set_out={output}", name]
+        assert protoc.main(["protoc", *arguments]) == 0
+        return list(FileDescriptorSet.FromString(output.read_bytes()).file)

@@ -167,6 +167,7 @@ def test_it_says_which_node_it_serves_and_what_it_can(plugin: Plugin) -> None:
         "GET_VOLUME_STATS",
         "VOLUME_CONDITION",
         "VOLUME_MOUNT_GROUP",
+        "SINGLE_NODE_MULTI_WRITER",
     }
 
 
