@@ -37,10 +37,13 @@ NOBODY = Served(0, 0)
 class Connection:
     """One connection, of which it is sure that it still is the one that is meant."""
 
-    def __init__(self, fusectl: int, device: int, inode: int) -> None:
-        """Open its directory below `fusectl`. Raises OSError, FileNotFoundError if another has its number now."""
+    def __init__(self, fusectl: int, device: int, inode: int | None = None) -> None:
+        """Open its directory below `fusectl`; without `inode`, that of whichever it is now.
+
+        Raises OSError, FileNotFoundError if another has its number now.
+        """
         self._directory = os.open(f"{device}", _DIRECTORY, dir_fd=fusectl)
-        if inode != os.fstat(self._directory).st_ino:
+        if inode not in (None, os.fstat(self._directory).st_ino):
             self.close()
             raise FileNotFoundError(errno.ENOENT, "the connection is gone")
 
@@ -52,6 +55,10 @@ class Connection:
 
     def close(self) -> None:
         os.close(self._directory)
+
+    def fileno(self) -> int:
+        """Return the descriptor of its directory."""
+        return self._directory
 
     def waiting(self) -> int:
         """Return how many requests wait to be answered. Raises FileNotFoundError when the connection has ended."""
@@ -148,6 +155,11 @@ def descriptors(proc: int) -> Iterator[tuple[int, Served]]:
             device = served_device(proc, pid, descriptor)
             if device is not None:
                 yield device, Served(pid, descriptor)
+
+
+def served(proc: int, device: int) -> Served | None:
+    """Return who serves the connection of that device; None if nobody who is to be seen in `proc`."""
+    return next((each for number, each in descriptors(proc) if number == device), None)
 
 
 def _descriptors_of(proc: int, pid: int) -> Iterator[int]:

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from broker import config, control, log, orders, sandbox
+from broker import config, control, log, orders, sandbox, syscalls
 from broker.config import Configuration, ConfigurationError
 from broker.endpoint import Endpoint
 from broker.front import Front
@@ -28,9 +28,6 @@ from broker.registry import Registry
 from broker.server import Server
 from broker.watch import Watch
 from fusermount3_proxy import wire
-
-#: More descriptors than an order comes with.
-_MOST_DESCRIPTORS = 253
 
 
 def main(supervisor: socket.socket) -> None:
@@ -99,7 +96,7 @@ def _limit_connections(front: Front, descriptors: int) -> None:
 
 def _receive(supervisor: socket.socket) -> tuple[orders.Order, list[int]]:
     """Return the next order, and what came with it. Raises OSError, ProtocolError."""
-    data, descriptors, flags, _ = socket.recv_fds(supervisor, wire.MAX_MESSAGE, _MOST_DESCRIPTORS)
+    data, descriptors, flags, _ = socket.recv_fds(supervisor, wire.MAX_MESSAGE, syscalls.SCM_MAX_FD)
     wire.check_whole(flags)
     return orders.load(data), descriptors
 

@@ -8,13 +8,14 @@ looks once more afterwards. For the mounter's children, whose working directory 
 import errno
 import fcntl
 import os
+import struct
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
 from broker import syscalls
-from broker.children import User, in_child
+from broker.children import Rescue, User, in_child
 
 #: To look at an entry: asks nothing of what is mounted there.
 LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -231,10 +232,7 @@ def _unmount_if_dead(device: int, place: bytes, locks: int, seconds: int) -> boo
     """
     with _opened(place) as entry:
         looked = look(entry)
-        try:
-            fuse = fuse_of(looked.mount_id)
-        except LookupError:
-            return False
+        fuse = fuse_if_any(looked.mount_id)
         if looked.device != device or fuse is None or not is_dead(entry, fuse):
             return False
     parent = _parent_of(looked.mount_id)
@@ -265,19 +263,53 @@ def _opened(place: bytes) -> Iterator[int]:
 
 
 def is_dead(entry: int, fuse: Fuse) -> bool:
-    """Whether nobody serves the FUSE filesystem on which `entry` is. Asks it; raises TimeoutError if it hangs.
-
-    It answers nobody but its user, if not told otherwise; so the question is put by a child that is this user.
-    """
-
-    capabilities = [syscalls.CAP_SETUID, syscalls.CAP_SETGID]
+    """Whether nobody serves the FUSE filesystem on which `entry` is. Asks it; raises TimeoutError if it hangs."""
     try:
-        in_child(lambda: os.statvfs(entry), keep=[entry], capabilities=capabilities, user=User(fuse.uid, fuse.gid))
+        usage(entry, fuse)
     except TimeoutError:
         raise
     except OSError as error:
         return error.errno == errno.ENOTCONN
     return False
+
+
+class Usage(NamedTuple):
+    """How full a filesystem is, as statvfs(3) says it: blocks of so many bytes, and inodes."""
+
+    block_size: int
+    blocks: int
+    free_blocks: int
+    available_blocks: int
+    inodes: int
+    free_inodes: int
+    longest_name: int
+
+
+_USAGE = struct.Struct("=7Q")
+
+
+def usage(entry: int, fuse: Fuse, rescue: Rescue | None = None) -> Usage | None:
+    """Return how full the FUSE filesystem is on which `entry` is; None if it says nothing to this user namespace.
+
+    It answers nobody but its user, if not told otherwise; so the question is put by a child that is this user. Others
+    are told noughts, without the program being asked (fs/fuse/inode.c, fuse_statfs). Raises OSError, with ENOTCONN if
+    nobody serves it; TimeoutError if it hangs, as `in_child` does with `rescue`.
+    """
+    reader, writer = os.pipe()
+
+    def ask() -> None:
+        said = os.statvfs(entry)
+        numbers = said.f_frsize, said.f_blocks, said.f_bfree, said.f_bavail, said.f_files, said.f_ffree, said.f_namemax
+        os.write(writer, _USAGE.pack(*numbers))
+
+    try:
+        capabilities = [syscalls.CAP_SETUID, syscalls.CAP_SETGID]
+        in_child(ask, [entry, writer], capabilities, user=User(fuse.uid, fuse.gid), rescue=rescue)
+        found = Usage(*_USAGE.unpack(os.read(reader, _USAGE.size)))
+    finally:
+        os.close(reader)
+        os.close(writer)
+    return found if any(found) else None
 
 
 def hidden_by(mountpoint: int) -> set[bytes]:
@@ -314,6 +346,13 @@ def fuse_of(mount_id: int) -> Fuse | None:
     return Fuse(int(values[b"user_id"]), int(values[b"group_id"]), b"allow_other" in given)
 
 
+def fuse_if_any(mount_id: int) -> Fuse | None:
+    """As `fuse_of`; None, too, if the mount is not in this mount namespace: it may just have been unmounted."""
+    with suppress(LookupError):
+        return fuse_of(mount_id)
+    return None
+
+
 def _type_and_options(mount_id: int) -> tuple[bytes, bytes]:
     if is_unique(mount_id):
         status = _status_of(mount_id, syscalls.STATMOUNT_FS_TYPE | syscalls.STATMOUNT_MNT_OPTS)
@@ -343,6 +382,32 @@ def _mountinfo() -> bytes:
     descriptor = os.open("self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
     with open(descriptor, "rb", buffering=0) as file:
         return b"\n" + file.readall()
+
+
+class Mount(NamedTuple):
+    """A line of mountinfo; the ids are not the unique ones."""
+
+    mount_id: int
+    parent_id: int
+    device: int
+    root: bytes
+    place: bytes
+    flags: bytes
+    type: bytes
+    source: bytes
+
+
+def table() -> list[Mount]:
+    """Return all that is mounted in this mount namespace, as mountinfo has it."""
+    found = []
+    for line in _mountinfo().split(b"\n")[1:-1]:
+        before, _, after = line.partition(b" - ")
+        mount_id, parent, device, root, place, flags = before.split(b" ")[:6]
+        major, _, minor = device.partition(b":")
+        kind, source, _ = after.split(b" ", 2)
+        number = int(major) << 20 | int(minor)
+        found.append(Mount(int(mount_id), int(parent), number, root, _unescaped(place), flags, kind, source))
+    return found
 
 
 def _line_of(mount_id: int) -> bytes:

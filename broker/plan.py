@@ -50,6 +50,8 @@ FileMode = Annotated[int, range(2**16)]
 FilesystemMagic = Annotated[int, range(2**64)]
 DeviceNumber = Annotated[int, range(2**32)]
 NamespaceInode = Annotated[int, range(2**32)]
+#: No group; as chown(2) takes it.
+NO_GROUP = 2**32 - 1
 
 
 class StartMount(NamedTuple):
@@ -144,7 +146,9 @@ class StartPublish(NamedTuple):
 
     All paths are relative to kubelet's directory: `target` is where the volume is to be, `directory` where the socket
     `name` is made. With `old_clients` that is a stream socket, and beside it is ours (`fusermount3_proxy.client`).
-    What is there already and is the broker's own is kept, but for sockets: they are made again.
+    What is there already and is the broker's own is kept, but for sockets: they are made again. With `serving` the
+    front has them; then they stay, too, if all are still there. If one of these names is something else's, or the
+    target is, `Failed` has EEXIST, and the step says which.
     """
 
     seconds: Seconds
@@ -152,19 +156,22 @@ class StartPublish(NamedTuple):
     directory: bytes
     name: bytes
     old_clients: bool
+    serving: bool
 
 
 class Published(NamedTuple):
     """The volume has its place. With one descriptor: a listening SOCK_SEQPACKET socket; with `old_clients`, a second:
-    a listening SOCK_STREAM socket."""
+    a listening SOCK_STREAM socket. With none, if the sockets have stayed."""
 
 
 class StartEager(NamedTuple):
     """To the mounter, with one descriptor: conversation. Mount a new filesystem at `target`, which is published, in
-    place of one that is dead; nobody serves it yet. `Mounted` comes with its /dev/fuse."""
+    place of one that is dead; nobody serves it yet. `Mounted` comes with its /dev/fuse. `group` as in
+    `StartVolumeMount`."""
 
     seconds: Seconds
     target: bytes
+    group: GroupId
 
 
 class StartVolumeMount(NamedTuple):
@@ -172,7 +179,8 @@ class StartVolumeMount(NamedTuple):
 
     With `pinned`, the caller sent its own mountpoint; else it appears at the target only, and the facts are those of a
     directory that may be used. With `held`, a fourth descriptor: the /dev/fuse of the filesystem that is at the target
-    already (`StartEager`). With `read_only` nobody who comes by the target may write.
+    already (`StartEager`). With `read_only` nobody who comes by the target may write. `group` is the filesystem's
+    group_id, instead of the caller's gid; `NO_GROUP`: that one.
     """
 
     seconds: Seconds
@@ -181,6 +189,7 @@ class StartVolumeMount(NamedTuple):
     pinned: bool
     held: bool
     read_only: bool
+    group: GroupId
 
 
 class StartUnpublish(NamedTuple):
@@ -209,10 +218,15 @@ class StartStat(NamedTuple):
 
 class Stated(NamedTuple):
     """What statfs(2) says of a volume, in bytes and inodes, if it is `served`: some FUSE program has mounted it and has
-    answered. `published`: there is a volume at all."""
+    answered. `published`: there is a volume at all. `errno` is why it is not served: ENODATA if nobody has mounted it
+    yet, ENOTCONN if nobody serves it any more, ETIMEDOUT if it hangs, or what the program has answered.
+
+    A child that has said ETIMEDOUT may go on until the program answers or is gone.
+    """
 
     published: bool
     served: bool
+    errno: Errno
     total_bytes: int
     free_bytes: int
     available_bytes: int
@@ -350,7 +364,7 @@ class RolledBack(NamedTuple):
 class Orphaned(NamedTuple):
     """To whoever is the front: a mount that was kept although the front which had it made was killed.
 
-    Fields as in `MountPlan` and `Mounted`; `pid` is the caller's.
+    Fields as in `MountPlan` and `Mounted`; `pid` is the caller's, `target` that of its volume, or empty.
     """
 
     device: DeviceNumber
@@ -360,6 +374,7 @@ class Orphaned(NamedTuple):
     request: bytes
     source: bytes
     subtype: bytes
+    target: bytes
 
 
 class UnmountFacts(NamedTuple):

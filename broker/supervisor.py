@@ -133,11 +133,12 @@ def _give(file: Path, uid: int, gid: int) -> None:
 class Mounter:
     """The mounter's process. The sockets that lead to it are kept: a new one takes up what waits there."""
 
-    def __init__(self) -> None:
-        """Start it. Raises StartError."""
+    def __init__(self, kubelet: int | None = None) -> None:
+        """Start it; `kubelet` is a descriptor of kubelet's directory, if there are volumes. Raises StartError."""
+        self._kubelet = [] if kubelet is None else [kubelet]
         self._front_ends, self._own_ends = zip(*(_pair() for _ in ("operations", "orphans")), strict=True)
         self.restarts = 0
-        self._process, self._roots = _start_mounter(self._own_ends)
+        self._process, self._roots = _start_mounter(self._own_ends, self._kubelet)
         #: For the front: the two ways to the mounter, and the roots of fusectl and of /proc, as descriptors.
         self.for_front = [*(each.fileno() for each in self._front_ends), *self._roots]
 
@@ -157,7 +158,7 @@ class Mounter:
         """Raises StartError."""
         time.sleep(_PAUSE)
         self.restarts += 1
-        self._process, roots = _start_mounter(self._own_ends)
+        self._process, roots = _start_mounter(self._own_ends, self._kubelet)
         for descriptor in roots:  # those of the first one are as good
             os.close(descriptor)
 
@@ -170,12 +171,12 @@ class Mounter:
         _wait(self._process, _PATIENCE)
 
 
-def _start_mounter(ends: Sequence[socket.socket]) -> tuple[subprocess.Popen[bytes], list[int]]:
+def _start_mounter(ends: Sequence[socket.socket], kubelet: Sequence[int]) -> tuple[subprocess.Popen[bytes], list[int]]:
     """Start a mounter, and return it and the descriptors that it gives when it is ready. Raises StartError."""
     ours, theirs = _pair()
     with ours:
         with theirs:
-            process = _start("broker.mounter", *(each.fileno() for each in ends), theirs.fileno())
+            process = _start("broker.mounter", *(each.fileno() for each in ends), theirs.fileno(), *kubelet)
         ours.settimeout(_PATIENCE)
         with suppress(OSError):
             _, roots, _, _ = socket.recv_fds(ours, 16, 2)

@@ -25,6 +25,7 @@ _MOVE_MOUNT = 429
 _FSOPEN = 430
 _FSCONFIG = 431
 _FSMOUNT = 432
+_OPENAT2 = 437
 _FACCESSAT2 = 439
 _MOUNT_SETATTR = 442
 _LANDLOCK_CREATE_RULESET = 444
@@ -67,6 +68,11 @@ MOUNT_ATTR_NODIRATIME = 0x80
 MOUNT_ATTR_NOSYMFOLLOW = 0x00200000
 MOVE_MOUNT_F_EMPTY_PATH = 0x04
 MOVE_MOUNT_T_EMPTY_PATH = 0x40
+MOVE_MOUNT_BENEATH = 0x200
+
+RESOLVE_NO_MAGICLINKS = 0x02
+RESOLVE_NO_SYMLINKS = 0x04
+RESOLVE_BENEATH = 0x08
 
 OPEN_TREE_CLONE = 1
 OPEN_TREE_CLOEXEC = os.O_CLOEXEC
@@ -88,6 +94,7 @@ MNT_DETACH = 2
 UMOUNT_NOFOLLOW = 8
 
 SOL_SOCKET = 1
+SCM_MAX_FD = 253
 SO_PEERGROUPS = 59
 SO_NETNS_COOKIE = 71
 SO_PEERPIDFD = 77
@@ -216,6 +223,11 @@ def move_mount(from_dirfd: int, from_path: bytes, to_dirfd: int, to_path: bytes,
     _check(_syscall(_MOVE_MOUNT, from_dirfd, from_path, to_dirfd, to_path, flags))
 
 
+def openat2(dirfd: int, pathname: bytes, flags: int, mode: int, resolve: int) -> int:
+    how = struct.pack("=QQQ", flags, mode, resolve)
+    return _check(_syscall(_OPENAT2, dirfd, pathname, how, ctypes.c_size_t(len(how))))
+
+
 def faccessat2(dirfd: int, pathname: bytes, mode: int, flags: int) -> None:
     _check(_syscall(_FACCESSAT2, dirfd, pathname, mode, flags))
 
@@ -278,9 +290,9 @@ def unique_mount_id(fd: int) -> int:
     return mount_id.value
 
 
-def mount_setattr(dirfd: int, pathname: bytes, flags: int, attr_set: int) -> None:
-    """Set attributes of a mount, all that is set in MOUNT_ATTR_* form; none are cleared."""
-    attributes = struct.pack("=QQQQ", attr_set, 0, 0, 0)
+def mount_setattr(dirfd: int, pathname: bytes, flags: int, attr_set: int, propagation: int = 0) -> None:
+    """Set attributes of a mount, all that is set in MOUNT_ATTR_* form; none are cleared. `propagation`: MS_PRIVATE."""
+    attributes = struct.pack("=QQQQ", attr_set, 0, propagation, 0)
     _check(_syscall(_MOUNT_SETATTR, dirfd, pathname, flags, attributes, len(attributes)))
 
 

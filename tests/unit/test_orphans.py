@@ -19,7 +19,7 @@ from broker.registry import Device, Registry
 from tests.unit.fakes import FakeFusectl
 
 ORPHAN = plan.Orphaned(
-    device=5, mount_namespace=7, uid=1000, pid=0, request=b"1a2b3c4d", source=b"host:", subtype=b"sshfs"
+    device=5, mount_namespace=7, uid=1000, pid=0, request=b"1a2b3c4d", source=b"host:", subtype=b"sshfs", target=b""
 )
 
 
