@@ -57,6 +57,7 @@ def starter(command: str, *, image: str = "starter", sidecar: bool = False, **fi
         "command": ["sh", "-c", command],
         "env": [{"name": "FUSERMOUNT3PROXY_FDPASSING_SOCKPATH", "value": f"/sockets/{SOCKET}"}],
         "volumeMounts": [{"name": SOCKETS, "mountPath": "/sockets"}],
+        "terminationMessagePath": "/dev/fuse",  # libfuse gives up unless it can open something there
         **fields,
     }
     if sidecar:
@@ -86,11 +87,13 @@ def pod(
     attributes: Mapping[str, str] | None = None,
     read_only: bool = False,
     driver: str = DRIVER,
+    directories: Sequence[str] = (),
     **spec: object,
 ) -> manifests.Pod:
-    """A pod with these containers and one inline volume; `spec` are more fields of a pod's."""
+    """A pod with these containers and one inline volume; `directories` are more volumes, `spec` more of its fields."""
     csi = {"driver": driver, "readOnly": read_only, "volumeAttributes": dict(attributes or {})}
-    volumes = [{"name": SOCKETS, "emptyDir": {}}, {"name": VOLUME, "csi": csi}]
+    empty = [{"name": name, "emptyDir": {}} for name in (SOCKETS, *directories)]
+    volumes = [*empty, {"name": VOLUME, "csi": csi}]
     document = {
         "apiVersion": "v1",
         "kind": "Pod",

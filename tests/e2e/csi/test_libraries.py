@@ -37,8 +37,7 @@ def test_a_program(kubelet: Kubelet, program: str, build: Callable[[], Path]) ->
         not_run(str(error))
     own = kubelet.images["starter"]
     images = {**kubelet.images, "starter": replace(own, volumes=[*own.volumes, Volume(directory, "/programs")])}
-    # fuser and bazil give up unless they can open something at /dev/fuse; so do the examples that we ship.
-    serving = starter(f"exec /programs/{program} {OWN_MOUNTPOINT}", sidecar=True, terminationMessagePath="/dev/fuse")
+    serving = starter(f"exec /programs/{program} {OWN_MOUNTPOINT}", sidecar=True)
     with Kubelet(kubelet.node, kubelet.driver, kubelet.plugin, images).pod(
         pod([consumer()], init=[serving])
     ) as running:
