@@ -471,6 +471,8 @@ def _explained(prefix: bytes, request: MountRequest | VolumeRequest | UnmountReq
     except OperationFailed as error:
         if error.step == "access mountpoint":
             prefix = b"failed to access mountpoint %b" % request.mountpoint
+        elif error.step == "mount on the volume":
+            prefix = b"failed to mount on the volume"
         raise Refusal(error.errno, b"%b: %b" % (prefix, os.strerror(error.errno).encode())) from None
     except OperationRefused as error:
         if error.descriptors == 1:
