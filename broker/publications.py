@@ -216,6 +216,10 @@ class Publications:
         """Raise Refusal if another volume is where this one wants to be."""
         if known and known != volume:
             raise PublishedOtherwise(EEXIST, b"it is published there with other attributes, or another volume is")
+        if twin := self._volumes.twin_of(volume):
+            raise Refusal(
+                EBUSY, b"only one pod may have the volume (ReadWriteOncePod), and pod %b has it" % twin.pod.encode()
+            )
         if rival := self._volumes.rival_of(volume):
             raise Refusal(
                 EEXIST,

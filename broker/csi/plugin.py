@@ -14,9 +14,9 @@ import secrets
 import signal
 import socket
 import sys
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,16 +44,21 @@ _NODE_CAPABILITIES = (
     NodeServiceCapability.RPC.GET_VOLUME_STATS,
     NodeServiceCapability.RPC.VOLUME_CONDITION,
     NodeServiceCapability.RPC.VOLUME_MOUNT_GROUP,
+    NodeServiceCapability.RPC.SINGLE_NODE_MULTI_WRITER,
 )
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Question = requests.Publish | requests.Unpublish | requests.Stat
 Answer = requests.Done | requests.Stated | requests.Refused
-MessageT = TypeVar("MessageT")
+AnswerT = TypeVar("AnswerT", requests.Done, requests.Stated)
 
 
 class NoAnswer(Exception):
     """The front has not answered in time, or can't be asked."""
+
+
+class FrontRefused(volume.Refusal):
+    """The front has refused it, and has told the log."""
 
 
 class Front:
@@ -165,21 +170,21 @@ class Node:
     async def _publish(
         self, request: csi_pb2.NodePublishVolumeRequest, context: Context
     ) -> csi_pb2.NodePublishVolumeResponse:
-        async with self._logged("publish", request.volume_id, request.target_path, context):
+        async with self._told("publish", request.volume_id, request.target_path, context):
             await self._ask(volume.publish(request, self._settings), requests.Done)
         return csi_pb2.NodePublishVolumeResponse()
 
     async def _unpublish(
         self, request: csi_pb2.NodeUnpublishVolumeRequest, context: Context
     ) -> csi_pb2.NodeUnpublishVolumeResponse:
-        async with self._logged("unpublish", request.volume_id, request.target_path, context):
+        async with self._told("unpublish", request.volume_id, request.target_path, context):
             await self._ask(volume.unpublish(request, self._settings), requests.Done)
         return csi_pb2.NodeUnpublishVolumeResponse()
 
     async def _stats(
         self, request: csi_pb2.NodeGetVolumeStatsRequest, context: Context
     ) -> csi_pb2.NodeGetVolumeStatsResponse:
-        async with self._logged("stat", request.volume_id, request.volume_path, context):
+        async with self._told("stat", request.volume_id, request.volume_path, context):
             stated = await self._ask(volume.stat(request, self._settings), requests.Stated)
         return volume.stats(stated)
 
@@ -193,43 +198,32 @@ class Node:
     async def _info(self, _: csi_pb2.NodeGetInfoRequest, __: Context) -> csi_pb2.NodeGetInfoResponse:
         return csi_pb2.NodeGetInfoResponse(node_id=self._settings.node_id)
 
-    async def _ask(self, question: Question, wanted: type[MessageT]) -> MessageT:
-        """Return the front's answer if it is a `wanted` one. Raises volume.Refusal."""
+    async def _ask(self, question: Question, wanted: type[AnswerT]) -> AnswerT:
+        """Return the front's answer, a `wanted` one. Raises volume.Refusal, a FrontRefused if the front refuses."""
         try:
             answer = await self._front.ask(question)
         except NoAnswer as error:
             raise volume.Refusal(requests.UNAVAILABLE, str(error)) from None
         if isinstance(answer, requests.Refused):
-            raise volume.Refusal(answer.code, answer.text.decode("utf-8", "replace"))
+            raise FrontRefused(answer.code, answer.text.decode("utf-8", "replace"))
         if not isinstance(answer, wanted):
             raise volume.Refusal(requests.INTERNAL, "the broker has answered something else")
         return answer
 
     @asynccontextmanager
-    async def _logged(self, operation: str, volume_id: str, target: str, context: Context) -> AsyncIterator[None]:
-        """Log how the block ends; tell kubelet if it refuses."""
-        begun = time.monotonic()
-
-        def write(priority: int, outcome: str, code: int) -> None:
-            self._log(
-                priority,
-                f"csi {operation} {outcome}",
-                volume=volume_id,
-                target=target,
-                code=_STATUS[code].name,
-                milliseconds=round(1000 * (time.monotonic() - begun), 1),
-            )
-
+    async def _told(self, operation: str, volume_id: str, target: str, context: Context) -> AsyncIterator[None]:
+        """Tell kubelet if the block refuses, and the log, if the front has not: it logs what it has heard of."""
+        write = partial(self._log, log.WARNING, volume=volume_id, target=target)
         try:
             yield
         except volume.Refusal as refusal:
-            write(log.WARNING, f"refused: {refusal.text}", refusal.code)
-            named = f" (volume {volume_id})" if refusal.code != requests.INVALID_ARGUMENT else ""
-            await context.abort(_STATUS[refusal.code], refusal.text + named)
+            code = _STATUS[refusal.code]
+            if not isinstance(refusal, FrontRefused):
+                write(f"{operation} refused", code=code.name, text=refusal.text)
+            await context.abort(code, f"{refusal.text} (volume {volume_id})" if volume_id else refusal.text)
         except asyncio.CancelledError:
-            write(log.WARNING, "given up by kubelet", requests.CANCELLED)
+            write(f"{operation} given up by kubelet")
             raise
-        write(log.INFO, "done", requests.OK)
 
 
 #: The codes of gRPC by their numbers.

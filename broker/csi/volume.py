@@ -31,8 +31,8 @@ _VOLUME_NAME = re.compile("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _UID = re.compile("[0-9a-zA-Z][-0-9a-zA-Z]{0,127}")
 _TARGET_IN_POD = re.compile("pods/([^/]+)/volumes/.+")
 
-# In bytes. The socket's address has 108, in which a directory and ".seqpacket" must have room.
-_LONGEST_SOCKET_NAME = 64
+# In bytes.
+_LONGEST_SOCKET_NAME = 97  # with ".seqpacket" it is an address: as in `invariants`
 _LONGEST_ID = 1024
 _LONGEST_PATH = 4095
 #: CSI allows as much for the mount flags, and for all attributes.
@@ -87,6 +87,7 @@ def publish(request: csi_pb2.NodePublishVolumeRequest, settings: Settings) -> re
         allow_other=attributes.allow_other,
         options=wanted,
         group=_group(mount.volume_mount_group),
+        alone=mode == _MODES.SINGLE_NODE_SINGLE_WRITER,
     )
 
 

@@ -79,6 +79,7 @@ def test_a_volume_without_attributes_has_the_defaults() -> None:
         allow_other=True,
         options=b"",
         group=requests.NO_GROUP,
+        alone=False,
     )
 
 
@@ -127,7 +128,7 @@ def test_what_kubelet_adds_is_no_attribute() -> None:
         ),
         (
             {"fdPassingSocketName": "a/b"},
-            "volumeAttributes: 'fdPassingSocketName' must be the name of a file, of at most 64 bytes, not 'a/b'",
+            "volumeAttributes: 'fdPassingSocketName' must be the name of a file, of at most 97 bytes, not 'a/b'",
         ),
         ({"mountOptions": "allow_everybody"}, "mountOptions: unknown option 'allow_everybody'"),
         ({"mountOptions": "blkdev"}, "mountOptions: option blkdev is privileged"),
@@ -137,7 +138,7 @@ def test_a_wrong_attribute_is_named(context: dict[str, str], words: str) -> None
     assert refused(context=context) == words
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/abs", "x" * 65, "ä" * 33, "new\nline", "nul\0"])
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/abs", "x" * 98, "ä" * 49, "new\nline", "nul\0"])
 def test_a_socket_has_the_name_of_a_file(name: str) -> None:
     assert "'fdPassingSocketName' must be the name of a file" in refused(context={"fdPassingSocketName": name})
 
@@ -191,6 +192,11 @@ def test_a_volume_is_read_only_if_anybody_says_so(mode: int, readonly: bool, opt
 
 
 # Capability
+
+
+def test_one_pod_alone_has_a_volume_only_if_its_access_mode_is_that() -> None:
+    alone = {mode for mode in MODES.Mode.values() if mode != MODES.UNKNOWN and publish(mode=mode).alone}
+    assert alone == {MODES.SINGLE_NODE_SINGLE_WRITER}
 
 
 def test_a_block_volume_is_refused() -> None:
