@@ -18,7 +18,7 @@ from broker.front import Front
 from broker.limits import Account
 from broker.operations import Operation
 from broker.peer import Peer
-from broker.plan import MountFacts, MountPlan, StartVolumeMount
+from broker.plan import Mounted, MountFacts, MountPlan, StartVolumeMount
 from broker.publications import Publication, Publications, Unserved
 from broker.registry import Mount
 from fusermount3_proxy.wire import MountRequest, Reply, UnmountRequest, VolumeRequest
@@ -76,6 +76,10 @@ class VolumeCall(Call):
     def _usual_filesystem(self, request: MountRequest | VolumeRequest) -> int:
         is_pinned = isinstance(request, MountRequest)
         return super()._usual_filesystem(request) if is_pinned else FILESYSTEMS["tmpfs"]  # that of the placeholder
+
+    def _record(self, peer: Peer, request: MountRequest | VolumeRequest, plan: MountPlan, mounted: Mounted) -> Mount:
+        mount = replace(super()._record(peer, request, plan, mounted), volume=self._target)
+        return replace(mount, type=self._lent.mount.type, source=self._lent.mount.source) if self._lent else mount
 
     async def _committed(self) -> bool:
         committed = await super()._committed()
