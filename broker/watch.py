@@ -99,9 +99,10 @@ class Watch:
                 await self._reap(mounts[device])
 
     def _may_reap(self, mount: Mount) -> bool:
-        is_left = mount.volume and (self._reaped[mount.device] or mount.namespace == self._front.mount_namespace)
-        may_be = self._front.configuration.dead_mounts_seconds > 0 and not is_left
-        return may_be and self._unanswered[mount.device] < MOST_UNANSWERED
+        if self._front.configuration.dead_mounts_seconds == 0 or self._unanswered[mount.device] >= MOST_UNANSWERED:
+            return False
+        is_at_target_only = not mount.mountpoint or mount.namespace == self._front.mount_namespace
+        return not (mount.volume and (is_at_target_only or self._reaped[mount.device]))
 
     def _forget_all_but(self, mounts: dict[Device, Mount]) -> None:
         """Forget what was known of filesystems that are gone, also where another has their number now."""

@@ -70,6 +70,7 @@ class FakeMounter:
             self.most_at_once = max(self.most_at_once, len(self.under_way))
             assert self.under_way.count(start.target) == 1, "one after the other"
             await self.slowly.wait()
+            await asyncio.sleep(0.01)  # as long as others may begin
             self.under_way.remove(start.target)
             if type(start) is self.silent:
                 return
@@ -151,7 +152,9 @@ class Scene:
         known = self.behind.fusectl.path / str(device)
         return self.behind.fusectl.reconnect(device) if known.exists() else self.behind.fusectl.connect(device)
 
-    def restart(self) -> None:
+    async def restart(self) -> None:
+        for listener in list(self.server._accepting):
+            await self.server.leave(listener)
         self.publications.close()
         self.volumes.close()
         self._begin_front()
@@ -194,12 +197,10 @@ def run(tmp_path: Path) -> Run:
     @asynccontextmanager
     async def scene() -> AsyncIterator[Scene]:
         scene = Scene(tmp_path)
-        stop = asyncio.Event()
         yield scene
         for target in [volume.target for volume in scene.volumes]:
             scene.mounter.failure = scene.mounter.silent = None
             await scene.publications.unpublish(target)
-        stop.set()
         scene.publications.close()
         scene.volumes.close()
         scene.front.registry.close()
@@ -407,7 +408,7 @@ def test_the_next_front_serves_what_was_published(run: Run) -> None:
         other = replace(VOLUME, target=b"other", name=b"other.sock", id=b"csi-2")
         for volume in (VOLUME, other):
             await scene.publications.publish(volume)
-        scene.restart()
+        await scene.restart()
         await scene.publications.restore()
         assert (await scene.reached(VOLUME), await scene.reached(other)) == (b"csi-1", b"csi-2")
 
@@ -417,7 +418,7 @@ def test_the_next_front_serves_what_was_published(run: Run) -> None:
 def test_what_is_gone_with_its_pod_is_forgotten(run: Run) -> None:
     async def test(scene: Scene) -> None:
         await scene.publications.publish(VOLUME)
-        scene.restart()
+        await scene.restart()
         scene.mounter.failure = plan.Failed(errno.ENOENT, b"open the emptyDir")
         await scene.publications.restore()
         assert list(scene.volumes) == []
@@ -429,7 +430,7 @@ def test_what_is_gone_with_its_pod_is_forgotten(run: Run) -> None:
 def test_what_cannot_be_restored_now_is_left_as_it_is(run: Run) -> None:
     async def test(scene: Scene) -> None:
         await scene.publications.publish(VOLUME)
-        scene.restart()
+        await scene.restart()
         scene.mounter.failure = plan.Failed(errno.EIO, b"make the target")
         await scene.publications.restore()
         assert list(scene.volumes) == [VOLUME]
@@ -508,7 +509,7 @@ def test_what_a_killed_front_held_is_mounted_again_unless_a_program_has_it(
             scene.volumes.note_taken(EAGER.target)
         if busy:
             scene.mounter.busy.add(EAGER.target)
-        scene.restart()
+        await scene.restart()
         await scene.publications.restore()
         assert len(scene.mounter.targets(plan.StartEager)) == mounted
         assert scene.volumes.is_taken(EAGER.target) == (taken or busy)
