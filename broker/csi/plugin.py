@@ -33,8 +33,8 @@ from fusermount3_proxy import __version__, wire
 
 #: Seconds that the front may take for one request. kubelet's own patience is 120 (csiTimeout in pkg/volume/csi).
 PATIENCE = 60
-#: Seconds that requests may take at the end of the process.
-GRACE = 5
+#: Seconds that kubelet may take to hear the last answers.
+GRACE = 1
 
 #: As many requests may be numbered by one process, from a random number on: an answer to the last plugin's is not taken
 #: for one to this one's.
@@ -92,7 +92,13 @@ class Front:
             await asyncio.get_running_loop().sock_sendall(self._channel.socket, requests.dump(record))
 
     async def listen(self) -> None:
-        """Hand on the answers until nobody is there any more who could give one."""
+        """Hand on the answers until nobody is there any more who could give one; who waits for one hears that."""
+        await self._listen()
+        for _, answer in self._unanswered.values():
+            if not answer.done():
+                answer.set_exception(NoAnswer("the broker has ended"))
+
+    async def _listen(self) -> None:
         async with asyncio.TaskGroup() as saying:
             while True:
                 try:
