@@ -175,7 +175,7 @@ class _Left:
         """Open them. Raises OSError."""
         self._held = ExitStack()
         self._connections: list[connections.Connection] = []
-        with suppress(FileNotFoundError, NotADirectoryError), target.topmost() as entry:
+        with suppress(FileNotFoundError, FileExistsError), target.topmost() as entry:
             for mount in target.layers(entry):
                 with suppress(FileNotFoundError):
                     connection = self._held.enter_context(connections.Connection(opened.fusectl, mount.device))
@@ -246,7 +246,7 @@ def stat_volume(opened: Descriptors, talk: Conversation, start: plan.StartStat) 
             target = held.enter_context(Target(opened, start.target))
             entry = held.enter_context(target.topmost())
             layers = target.layers(entry)
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, FileExistsError):
             layers = []
         if not layers:
             talk.say(_NOTHING)

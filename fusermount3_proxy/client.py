@@ -24,6 +24,7 @@ from errno import (
     EMSGSIZE,
     ENOENT,
     EPIPE,
+    EPROTOTYPE,
     ETIMEDOUT,
     ETOOMANYREFS,
 )
@@ -32,7 +33,7 @@ from sys import byteorder, maxsize
 from time import monotonic, sleep
 
 from fusermount3_proxy import wire
-from fusermount3_proxy.failure import Failure, reason
+from fusermount3_proxy.failure import Failure, reason, say
 
 # Only for the type checker: `typing` is a library, and there are none where this runs.
 TYPE_CHECKING = False
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 VARIABLE = b"FUSERMOUNT3PROXY_FDPASSING_SOCKPATH"
 CONFIGURATION = b"/etc/fusermount3-proxy/socket"
 DEFAULT_PATH = b"/run/fusermount3-proxy/broker.sock"
+#: What the name of the socket ends in where a socket of another type, for clients of another protocol, has the name.
+BESIDE_ANOTHER = b".seqpacket"
 
 #: Seconds that a broker which is not there is waited for.
 PATIENCE = 10.0
@@ -94,9 +97,10 @@ class Answer:
 
 
 def ask(path: bytes, request: wire.Request, descriptor: int, patience: float = PATIENCE) -> Answer:
-    """Send `request` with `descriptor` to the broker at `path`, and return what it answers.
+    """Send `request` with `descriptor`, -1 if there is none, to the broker at `path`; return what it answers.
 
-    A broker that is not there is waited for `patience` seconds. Raises Failure.
+    Where a socket of another type has the name, the broker's is beside it. A broker that is not there is waited for
+    `patience` seconds. Raises Failure.
     """
     try:
         record = wire.encode_request(request)
@@ -112,13 +116,24 @@ def ask(path: bytes, request: wire.Request, descriptor: int, patience: float = P
         except wire.ProtocolError as error:
             raise Failure(b"broker at %b: %b" % (path, error.text.encode())) from None
         except OSError as error:
+            if error.errno == EPROTOTYPE and not path.endswith(BESIDE_ANOTHER):
+                path += BESIDE_ANOTHER
+                continue
             if error.errno not in _NOT_YET:
                 raise Failure(b"broker at %b: %b" % (path, reason(error))) from None
             if monotonic() + pause > give_up:
-                waited = b"waited %d seconds for it" % patience
+                waited = b"waited %g seconds for it" % patience
                 raise Failure(b"no broker at %b: %b, %b" % (path, reason(error), waited)) from None
         sleep(pause)
         pause = min(2 * pause, patience / 20)
+
+
+def print_reply(program: bytes, reply: wire.Reply) -> None:
+    """Print the warnings; and for a refusal its text, and the name under which it stands in the broker's log."""
+    for warning in reply.warnings:
+        say(2, b"%b: %b\n" % (program, warning))
+    if reply.errno:
+        say(2, b"%b: %b\n%b: broker request %b\n" % (program, reply.text, program, reply.id))
 
 
 def commit(answer: Answer) -> None:
@@ -166,7 +181,7 @@ def _exchange(path: bytes, record: bytes, descriptor: int) -> Answer:
     connection.setsockopt(SOL_SOCKET, SO_SNDTIMEO, _TURN)
     connection.connect(path)
     connection.settimeout(REPLY_TIMEOUT)
-    attached = [(SOL_SOCKET, SCM_RIGHTS, descriptor.to_bytes(4, byteorder))]
+    attached = [(SOL_SOCKET, SCM_RIGHTS, descriptor.to_bytes(4, byteorder))] if descriptor >= 0 else []
     try:
         connection.sendmsg([record], attached, MSG_NOSIGNAL)
     except BrokenPipeError:
