@@ -43,6 +43,7 @@ _NUMBERS = 2**62
 _NODE_CAPABILITIES = (
     NodeServiceCapability.RPC.GET_VOLUME_STATS,
     NodeServiceCapability.RPC.VOLUME_CONDITION,
+    NodeServiceCapability.RPC.GET_VOLUME_HEALTH,
     NodeServiceCapability.RPC.VOLUME_MOUNT_GROUP,
     NodeServiceCapability.RPC.SINGLE_NODE_MULTI_WRITER,
 )
@@ -168,6 +169,7 @@ class Node:
                 "NodePublishVolume": self._publish,
                 "NodeUnpublishVolume": self._unpublish,
                 "NodeGetVolumeStats": self._stats,
+                "NodeGetVolumeHealth": self._health,
                 "NodeGetCapabilities": self._capabilities,
                 "NodeGetInfo": self._info,
             },
@@ -193,6 +195,13 @@ class Node:
         async with self._told("stat", request.volume_id, request.volume_path, context):
             stated = await self._ask(volume.stat(request, self._settings), requests.Stated)
         return volume.stats(stated)
+
+    async def _health(
+        self, request: csi_pb2.NodeGetVolumeHealthRequest, context: Context
+    ) -> csi_pb2.NodeGetVolumeHealthResponse:
+        async with self._told("stat", request.volume_id, request.volume_publish_path, context):
+            stated = await self._ask(volume.health(request, self._settings), requests.Stated)
+        return volume.health_of(request.volume_id, stated)
 
     async def _capabilities(
         self, _: csi_pb2.NodeGetCapabilitiesRequest, __: Context

@@ -166,6 +166,7 @@ def test_it_says_which_node_it_serves_and_what_it_can(plugin: Plugin) -> None:
     assert {name(each.rpc.type) for each in answer.capabilities} == {
         "GET_VOLUME_STATS",
         "VOLUME_CONDITION",
+        "GET_VOLUME_HEALTH",
         "VOLUME_MOUNT_GROUP",
         "SINGLE_NODE_MULTI_WRITER",
     }
