@@ -327,7 +327,8 @@ def _serve_caller_of_volume(
         try:
             for descriptor in (ours.detach(), connection, pidfd, *held):
                 os.close(descriptor)
-            Attendant(opened, start.target, start.read_only, start.seconds).attend(theirs)
+            with theirs:
+                Attendant(opened, start.target, start.read_only, start.seconds).attend(theirs)
             os.waitpid(child, 0)
         finally:
             os._exit(0)
