@@ -181,6 +181,10 @@ class Publications:
         async with self._operation(b"cannot ask the volume", volume, start) as operation:
             return await operation.expect(Stated)
 
+    def targets_of(self, id: bytes) -> list[bytes]:
+        """Return where the volume of that id is published."""
+        return [volume.target for volume in self._volumes if volume.id == id]
+
     async def restore(self) -> None:
         """Publish again what was published when the last front ended; forget what is gone with its pod."""
         await asyncio.gather(*map(self._restore, self._volumes))

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.wrappers_pb2 import BoolValue
 
-from broker import capabilities, log, sockets, syscalls
+from broker import log, sandbox, sockets, syscalls
 from broker.channel import Channel, HungUp
 from broker.csi import csi_pb2, requests, settings, volume
 from broker.csi.csi_pb2 import NodeServiceCapability
@@ -33,8 +33,8 @@ from fusermount3_proxy import __version__, wire
 
 #: Seconds that the front may take for one request. kubelet's own patience is 120 (csiTimeout in pkg/volume/csi).
 PATIENCE = 60
-#: Seconds that requests may take at the end of the process.
-GRACE = 5
+#: Seconds that kubelet may take to hear the last answers.
+GRACE = 1
 
 #: As many requests may be numbered by one process, from a random number on: an answer to the last plugin's is not taken
 #: for one to this one's.
@@ -43,6 +43,7 @@ _NUMBERS = 2**62
 _NODE_CAPABILITIES = (
     NodeServiceCapability.RPC.GET_VOLUME_STATS,
     NodeServiceCapability.RPC.VOLUME_CONDITION,
+    NodeServiceCapability.RPC.GET_VOLUME_HEALTH,
     NodeServiceCapability.RPC.VOLUME_MOUNT_GROUP,
     NodeServiceCapability.RPC.SINGLE_NODE_MULTI_WRITER,
 )
@@ -92,7 +93,13 @@ class Front:
             await asyncio.get_running_loop().sock_sendall(self._channel.socket, requests.dump(record))
 
     async def listen(self) -> None:
-        """Hand on the answers until nobody is there any more who could give one."""
+        """Hand on the answers until nobody is there any more who could give one; who waits for one hears that."""
+        await self._listen()
+        for _, answer in self._unanswered.values():
+            if not answer.done():
+                answer.set_exception(NoAnswer("the broker has ended"))
+
+    async def _listen(self) -> None:
         async with asyncio.TaskGroup() as saying:
             while True:
                 try:
@@ -162,6 +169,7 @@ class Node:
                 "NodePublishVolume": self._publish,
                 "NodeUnpublishVolume": self._unpublish,
                 "NodeGetVolumeStats": self._stats,
+                "NodeGetVolumeHealth": self._health,
                 "NodeGetCapabilities": self._capabilities,
                 "NodeGetInfo": self._info,
             },
@@ -187,6 +195,13 @@ class Node:
         async with self._told("stat", request.volume_id, request.volume_path, context):
             stated = await self._ask(volume.stat(request, self._settings), requests.Stated)
         return volume.stats(stated)
+
+    async def _health(
+        self, request: csi_pb2.NodeGetVolumeHealthRequest, context: Context
+    ) -> csi_pb2.NodeGetVolumeHealthResponse:
+        async with self._told("stat", request.volume_id, request.volume_publish_path, context):
+            stated = await self._ask(volume.health(request, self._settings), requests.Stated)
+        return volume.health_of(request.volume_id, stated)
 
     async def _capabilities(
         self, _: csi_pb2.NodeGetCapabilitiesRequest, __: Context
@@ -258,19 +273,15 @@ def main(arguments: list[str]) -> None:
     connection = socket.socket(fileno=int(descriptor))
     write_log = log.open_log()
     try:
-        _give_up_privilege()
-        asyncio.run(_serve(connection, settings.check(*options), write_log))
+        checked = settings.check(*options)
+        sockets.remove_stale(checked.socket, socket.SOCK_STREAM)
+        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+        if missing := sandbox.enter_as_plugin(checked.socket.parent):
+            write_log(log.WARNING, f"the CSI plugin is confined less than it could be, for want of: {missing}")
+        asyncio.run(_serve(connection, checked, write_log))
     except (SettingsError, OSError) as error:
         write_log(log.ERROR, f"the CSI plugin can't serve: {error}")
         sys.exit(1)
-
-
-def _give_up_privilege() -> None:
-    """Have no capability, and get none by executing a program; be killed with the supervisor. Raises OSError."""
-    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
-    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
-    capabilities.keep()
-    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 async def _serve(connection: socket.socket, settings: Settings, write_log: Log) -> None:
@@ -291,8 +302,6 @@ def _listening(server: grpc.aio.Server, path: Path) -> Iterator[None]:
 
     gRPC itself replaces whatever socket is there, and says little of what goes wrong.
     """
-    path.parent.stat()
-    sockets.remove_stale(path, socket.SOCK_STREAM)
     before = os.umask(0o177)
     try:
         listening = server.add_insecure_port(f"unix:{path}")

@@ -57,6 +57,8 @@ class Unpublish(NamedTuple):
 
 
 class Stat(NamedTuple):
+    """Say how the volume is at `target`; if that is empty, wherever it is worst."""
+
     number: int
     id: bytes
     target: bytes

@@ -97,6 +97,14 @@ def unpublish(request: csi_pb2.NodeUnpublishVolumeRequest, settings: Settings) -
     return requests.Unpublish(0, _volume_id(request.volume_id), target.encode())
 
 
+def health(request: csi_pb2.NodeGetVolumeHealthRequest, settings: Settings) -> requests.Stat:
+    """Return what the front is asked, with the number 0. Raises Refusal."""
+    volume_id = _volume_id(request.volume_id)
+    path = request.volume_publish_path
+    target = _target(path, settings.kubelet_directory, outside=NOT_FOUND) if path else ""
+    return requests.Stat(0, volume_id, target.encode())
+
+
 def stat(request: csi_pb2.NodeGetVolumeStatsRequest, settings: Settings) -> requests.Stat:
     """Return what the front is asked, with the number 0. Raises Refusal."""
     volume_id = _volume_id(request.volume_id)
@@ -127,6 +135,16 @@ def stats(stated: requests.Stated) -> csi_pb2.NodeGetVolumeStatsResponse:
             message=stated.trouble.decode("utf-8", "replace") or "the volume is served",
         ),
     )
+
+
+def health_of(volume_id: str, stated: requests.Stated) -> csi_pb2.NodeGetVolumeHealthResponse:
+    """Return what kubelet is told of how a volume is: nothing, if it is well."""
+    answer = csi_pb2.NodeGetVolumeHealthResponse(volume_health=csi_pb2.VolumeHealth(volume_id=volume_id))
+    if stated.trouble:
+        answer.volume_health.health_statuses.add(
+            status=csi_pb2.INACCESSIBLE, reason="NotServed", message=stated.trouble.decode("utf-8", "replace")
+        )
+    return answer
 
 
 # Fields ------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SPECIFICATIONS = ("v1.12.0", "v1.13.0")
-"""The versions of CSI whose csi.proto is there: the last one with VolumeCondition, and that of csi-sanity."""
+"""The versions of CSI whose csi.proto is there: the last one with VolumeCondition, and that with VolumeHealth."""
 
 _MODULE = "github.com/container-storage-interface/spec"
 # Debian's compiler gets the newer one that go.mod names, by the module proxy, too.

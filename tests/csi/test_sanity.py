@@ -30,7 +30,6 @@ NOT_CLAIMED = {
     "NodeStageVolume": "what a volume needs on a node is made for each pod that has it: there is nothing to stage",
     "NodeUnstageVolume": "as above",
     "NodeExpandVolume": "how large a volume is, is a matter of the FUSE program's",
-    "NodeGetVolumeHealth": "new in CSI 1.13, where it takes the place of VolumeCondition, which NodeGetVolumeStats has",
     "NodeGetStorageHealth": "there is no storage behind the volumes that the broker would know",
 }
 """Groups of tests, by the method, and why the plugin doesn't have it."""

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from broker.csi import requests, settings, volume
 from broker.csi.csi_pb2 import (
+    INACCESSIBLE,
+    NodeGetVolumeHealthRequest,
     NodeGetVolumeStatsRequest,
     NodePublishVolumeRequest,
     NodeUnpublishVolumeRequest,
@@ -330,7 +332,7 @@ def test_whatever_kubelet_says_is_refused_or_can_be_asked(
     assert published.pod in published.directory.split(b"/")
 
 
-# Unpublish and stats
+# Unpublish, stats and health
 
 
 def test_unpublish_and_stat_name_volume_and_target() -> None:
@@ -339,6 +341,10 @@ def test_unpublish_and_stat_name_volume_and_target() -> None:
     assert volume.unpublish(unpublish, SETTINGS) == requests.Unpublish(0, b"v", target)
     stat = NodeGetVolumeStatsRequest(volume_id="v", volume_path=TARGET)
     assert volume.stat(stat, SETTINGS) == requests.Stat(0, b"v", target)
+    health = NodeGetVolumeHealthRequest(volume_id="v", volume_publish_path=TARGET)
+    assert volume.health(health, SETTINGS) == requests.Stat(0, b"v", target)
+    anywhere = NodeGetVolumeHealthRequest(volume_id="v")
+    assert volume.health(anywhere, SETTINGS) == requests.Stat(0, b"v", b"")
 
 
 @pytest.mark.parametrize(
@@ -351,14 +357,18 @@ def test_unpublish_and_stat_name_volume_and_target() -> None:
         (NodeGetVolumeStatsRequest(volume_path="some/path"), INVALID_ARGUMENT),
         (NodeGetVolumeStatsRequest(volume_id="v"), INVALID_ARGUMENT),
         (NodeGetVolumeStatsRequest(volume_id="v", volume_path="some/path"), NOT_FOUND),
+        (NodeGetVolumeHealthRequest(volume_publish_path=TARGET), INVALID_ARGUMENT),
+        (NodeGetVolumeHealthRequest(volume_id="v", volume_publish_path="some/path"), NOT_FOUND),
     ],
 )
 def test_what_is_missing_or_elsewhere_is_refused(
-    request_: NodeUnpublishVolumeRequest | NodeGetVolumeStatsRequest, code: int
+    request_: NodeUnpublishVolumeRequest | NodeGetVolumeStatsRequest | NodeGetVolumeHealthRequest, code: int
 ) -> None:
     with pytest.raises(volume.Refusal) as caught:
         if isinstance(request_, NodeUnpublishVolumeRequest):
             volume.unpublish(request_, SETTINGS)
+        elif isinstance(request_, NodeGetVolumeHealthRequest):
+            volume.health(request_, SETTINGS)
         else:
             volume.stat(request_, SETTINGS)
     assert caught.value.code == code
@@ -377,6 +387,13 @@ def test_a_volume_in_trouble_says_so() -> None:
     answer = volume.stats(requests.Stated(0, False, 0, 0, 0, 0, 0, b"no FUSE program serves it"))
     assert (answer.volume_condition.abnormal, answer.volume_condition.message) == (True, "no FUSE program serves it")
     assert [usage.total for usage in answer.usage] == [0, 0]
+
+
+def test_the_health_of_a_volume_says_nothing_unless_it_is_in_trouble() -> None:
+    well = volume.health_of("v", requests.Stated(0, True, 9, 9, 9, 9, 9, b""))
+    assert (well.volume_health.volume_id, list(well.volume_health.health_statuses)) == ("v", [])
+    (entry,) = volume.health_of("v", requests.Stated(0, False, 0, 0, 0, 0, 0, b"hangs")).volume_health.health_statuses
+    assert (entry.status, entry.reason, entry.message) == (INACCESSIBLE, "NotServed", "hangs")
 
 
 def test_a_filesystem_with_more_free_than_there_is_uses_nothing() -> None:

@@ -310,6 +310,21 @@ def test_a_volume_does_not_take_anothers_socket(run: Run) -> None:
     run(test)
 
 
+def test_a_volume_that_is_to_be_alone_waits_until_the_other_pod_has_it_no_more(run: Run) -> None:
+    async def test(scene: Scene) -> None:
+        alone = replace(VOLUME, alone=True)
+        of_another_pod = replace(alone, target=b"other", directory=b"elsewhere", name=b"other.sock")
+        await scene.publications.publish(alone)
+        await scene.publications.publish(alone)
+        refusal = await scene.refused(scene.publications.publish(of_another_pod))
+        assert (refusal.errno, VOLUME.pod.encode() in refusal.text) == (errno.EBUSY, True)
+        await scene.publications.unpublish(alone.target)
+        await scene.publications.publish(of_another_pod)
+        assert list(scene.volumes) == [of_another_pod]
+
+    run(test)
+
+
 def test_a_mistake_in_the_options_is_told_before_anything_is_made(run: Run) -> None:
     async def test(scene: Scene) -> None:
         refusal = await scene.refused(scene.publications.publish(replace(VOLUME, options=b"nonsense")))

@@ -31,6 +31,7 @@ volumes = st.builds(
     allow_other=st.booleans(),
     options=texts,
     group=st.integers(0, NO_GROUP),
+    alone=st.booleans(),
 )
 
 
@@ -113,6 +114,25 @@ def test_two_volumes_cannot_have_one_socket(table: Volumes, other: Volume, expec
     table.add(VOLUME)
     assert table.rival_of(VOLUME) is None, "itself"
     assert (table.rival_of(other) is not None) == expected
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        (False, False, False),
+        (True, False, True),
+        (False, True, True),
+        (True, True, True),
+    ],
+)
+def test_a_volume_that_is_to_be_alone_has_no_other_target(
+    table: Volumes, one: bool, other: bool, expected: bool
+) -> None:
+    table.add(replace(VOLUME, alone=one))
+    second = replace(VOLUME, target=b"other", directory=b"elsewhere", alone=other)
+    assert table.twin_of(replace(VOLUME, alone=one)) is None, "itself"
+    assert (table.twin_of(second) is not None) == expected
+    assert table.twin_of(replace(second, id=b"csi-2")) is None
 
 
 def test_the_second_socket_of_old_clients_is_the_volumes_too(table: Volumes) -> None:
