@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -236,6 +237,23 @@ def test_a_volume_that_goes_while_a_program_mounts_is_gone(pod: Pod) -> None:
         assert client.reply() is None
     assert pod.cluster.node.mounts(pod.target) == []
     wait_until(lambda: pod.cluster.broker.mounts() == [])
+
+
+def test_a_dead_filesystem_stays_at_the_target(cluster: Cluster, pod: Pod) -> None:
+    """Who looks into the volume has an error then, and not what looks like an empty volume."""
+    cluster.broker.configure(f"dead_mounts_seconds = 1\n{CONFIGURATION}")
+    cluster.broker.reload()
+    pod.publish()
+    os.close(pod.mount())
+    (dead,) = pod.filesystems()
+    wait_until(lambda: [mount["state"] for mount in cluster.broker.mounts()] == ["dead"])
+    with pytest.raises(OSError, match="Transport endpoint is not connected"):
+        next(cluster.node.seen(pod.target).iterdir(), None)
+    begun = len(cluster.broker.records())
+    for _ in range(3):  # looks at the mounts
+        time.sleep(1)
+        assert pod.filesystems() == [dead]
+    assert len(cluster.broker.records()) == begun
 
 
 # Old clients
