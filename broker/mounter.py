@@ -322,6 +322,7 @@ def _serve_caller_of_volume(
     """Serve the caller in a child; this process is its twin, and ends after it."""
     if not invariants.allow_target(start.target) or len(held) != start.held:
         raise StepError(errno.EPERM, "check the volume")
+    os.fchdir(opened.proc)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with talk.bounded("fork"):
         child = syscalls.fork()
