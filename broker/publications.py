@@ -339,6 +339,7 @@ class Publications:
             request=id,
             account=AccountName(""),
             volume=volume.target,
+            mount_id=mounted.mount_id,
         )
 
     # Around it -------------------------------------------------------------------------------------------------
