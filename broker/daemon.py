@@ -27,6 +27,7 @@ from broker.log import Log
 from broker.operations import Mounter
 from broker.orphans import expect
 from broker.publications import Publications
+from broker.recognition import recognize
 from broker.registry import Registry
 from broker.server import Server
 from broker.volume_call import OldCall, VolumeCall
@@ -131,6 +132,7 @@ async def _run(front: Front, supervisor: socket.socket, sockets: _Sockets) -> No
     stop = asyncio.Event()
     supervisor.setblocking(False)
     asyncio.get_running_loop().add_reader(supervisor, _obey, supervisor, front, stop)
+    await recognize(front)
     expect(front, sockets.orphans)
     async with await control.serve(sockets.control, front):
         names = ", ".join(each.getsockname() for each in sockets.callers)

@@ -53,6 +53,7 @@ def adopt(front: Front, orphan: plan.Orphaned) -> None:
             mounted_at=time.time(),
             request=request,
             volume=orphan.target,
+            mount_id=orphan.mount_id,
         )
     )
     front.log(log.NOTICE, "adopted a mount whose front was killed", request_id=request, device=device)

@@ -28,11 +28,11 @@ from errno import (
     ETIMEDOUT,
     ETOOMANYREFS,
 )
-from posix import O_CLOEXEC, O_RDONLY, close, open, read, strerror
+from posix import O_CLOEXEC, O_RDONLY, close, getppid, open, read, strerror
 from sys import byteorder, maxsize
 from time import monotonic, sleep
 
-from fusermount3_proxy import wire
+from fusermount3_proxy import comm, wire
 from fusermount3_proxy.failure import Failure, reason, say
 
 # Only for the type checker: `typing` is a library, and there are none where this runs.
@@ -62,17 +62,36 @@ _NOT_YET = (EAGAIN, ECONNABORTED, ECONNREFUSED, ECONNRESET, ENOENT, EPIPE, ETOOM
 
 
 def socket_path(environment: dict[bytes, bytes]) -> bytes:
-    """Return where the broker listens: what the environment says, else the file in /etc, else the default."""
-    return environment.get(VARIABLE) or _configured_path() or DEFAULT_PATH
+    """Return where the broker listens: what the environment says, else the file in /etc, else the default.
+
+    go-fuse leaves its helper nothing of the environment but the comm socket's number; then what the FUSE program was
+    started with counts.
+    """
+    named = environment.get(VARIABLE)
+    if environment.keys() == {comm.VARIABLE}:
+        named = _variable_of_parent()
+    return named or _contents(CONFIGURATION).partition(b"\n")[0].strip() or DEFAULT_PATH
 
 
-def _configured_path() -> bytes:
+def _variable_of_parent() -> bytes:
+    for variable in _contents(b"/proc/%d/environ" % getppid()).split(b"\0"):
+        name, _, value = variable.partition(b"=")
+        if name == VARIABLE:
+            return value
+    return b""
+
+
+def _contents(path: bytes) -> bytes:
+    """Return what is in the file, nothing if that can't be read."""
+    contents = b""
     try:
-        file = open(CONFIGURATION, O_RDONLY | O_CLOEXEC)
+        file = open(path, O_RDONLY | O_CLOEXEC)
     except OSError:
         return b""
     try:
-        return read(file, 4096).partition(b"\n")[0].strip()
+        while part := read(file, 65536):
+            contents += part
+        return contents
     except OSError:
         return b""
     finally:

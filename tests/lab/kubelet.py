@@ -120,9 +120,16 @@ class Kubelet:
 
         `servers` are by the name under which the pod finds them, at 127.0.0.1; they are started before its containers.
         """
-        pod = Pod(self, spec, uid)
-        try:
+        with self.new_pod(spec, uid) as pod:
             pod.set_up(servers)
+            yield pod
+
+    @contextlib.contextmanager
+    def new_pod(self, spec: manifests.Pod, uid: str = "") -> Iterator[Pod]:
+        """A pod that has its directory, and nothing else; when the block ends, it is taken away, with what it has."""
+        pod = Pod(self, spec, uid)
+        pod.make_directories()
+        try:
             yield pod
         finally:
             pod.tear_down()
@@ -164,7 +171,6 @@ class Pod:
 
     def set_up(self, servers: Mapping[str, Server] = MappingProxyType({})) -> None:
         """Do all that makes the pod run, until each container is ready. Raises PodFailed."""
-        self.make_directories()
         for volume in self.spec.volumes:
             self.set_up_volume(volume)
         self.start_sandbox([*servers])

@@ -13,7 +13,7 @@ from tests.e2e.conftest import wait_until
 from tests.lab import manifests
 from tests.lab.csi import Plugin
 from tests.lab.images import BUSYBOX, image_tag
-from tests.lab.kubelet import CGROUPS, Image, Kubelet, Pod, PodFailed
+from tests.lab.kubelet import CGROUPS, Image, Kubelet, PodFailed
 from tests.lab.manifests import EmptyDir
 from tests.lab.node import Node
 from tests.lab.podman import mountinfo
@@ -145,17 +145,17 @@ def test_what_is_unhealthy_is_started_again(kubelet: Kubelet) -> None:
 
 
 def test_a_container_that_fails_is_told(kubelet: Kubelet) -> None:
-    pod = Pod(kubelet, manifests.parse(POD.replace("echo first > /work/file", "echo because >&2; exit 3")))
-    with pytest.raises(PodFailed, match=r"(?s)container first ended with 3.*because"):
-        pod.set_up()
-    pod.tear_down()
+    failing = POD.replace("echo first > /work/file", "echo because >&2; exit 3")
+    with (
+        pytest.raises(PodFailed, match=r"(?s)container first ended with 3.*because"),
+        kubelet.pod(manifests.parse(failing)),
+    ):
+        pass
 
 
 def test_what_is_left_of_a_pod_is_told(kubelet: Kubelet) -> None:
-    pod = Pod(kubelet, manifests.parse(POD))
-    pod.make_directories()
-    (pod.directory / "left").touch()
-    with pytest.raises(PodFailed, match="left"):
-        pod.tear_down()
-    (pod.directory / "left").unlink()
-    pod.tear_down()
+    with kubelet.new_pod(manifests.parse(POD)) as pod:
+        (pod.directory / "left").touch()
+        with pytest.raises(PodFailed, match="left"):
+            pod.tear_down()
+        (pod.directory / "left").unlink()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -83,6 +85,30 @@ def test_without_a_file_it_is_the_default(configuration: Path) -> None:
 def test_a_file_that_cannot_be_read_is_as_none(configuration: Path) -> None:
     configuration.mkdir()
     assert client.socket_path({}) == client.DEFAULT_PATH
+
+
+@pytest.mark.parametrize(
+    ("left", "expected"),
+    [
+        ({b"_FUSE_COMMFD": b"3"}, "/of/program"),
+        ({b"_FUSE_COMMFD": b"3", b"PATH": b"/bin"}, "/from/file"),
+        ({b"_FUSE_COMMFD": b"3", client.VARIABLE: b"/of/helper"}, "/of/helper"),
+        ({}, "/from/file"),
+    ],
+)
+def test_a_helper_that_go_fuse_runs_asks_the_environment_of_the_program(
+    configuration: Path, left: dict[bytes, bytes], expected: str
+) -> None:
+    configuration.write_text("/from/file\n")
+    helper = (
+        f"from fusermount3_proxy import client; client.CONFIGURATION = {bytes(configuration)!r}; "
+        f"print(client.socket_path({left!r}).decode())"
+    )
+    program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {helper!r}], env={{}}, check=True)"
+    environment = {"FILL": "x" * 100_000, client.VARIABLE.decode(): "/of/program"}
+    command = [sys.executable, "-c", program]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert result.stdout == f"{expected}\n"
 
 
 def test_the_variable_and_the_file_are_the_documented_ones() -> None:

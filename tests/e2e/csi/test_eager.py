@@ -1,14 +1,20 @@
 """Volumes that are mounted before any container starts: who reads them waits for the program, and nobody needs mount
-propagation."""
+propagation.
+
+A container runtime looks at what it mounts, and waits, too; so the program comes first in these pods, and containers
+that use the volume start when it serves.
+"""
 
 from __future__ import annotations
 
-import subprocess
+import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.e2e.conftest import wait_until
 from tests.e2e.csi.pods import DATA, OWN_MOUNTPOINT, SOCKETS, consumer, kill, pod, read, serve, starter
 from tests.lab.manifests import EmptyDir
 
@@ -24,7 +30,7 @@ WHEN_TOLD = "while ! [ -e /sockets/go ]; do sleep 0.05; done; "
 
 def eager(command: str, **spec: object) -> Spec:
     """A pod whose consumer has no mount propagation."""
-    return pod([consumer(propagation="None"), starter(command)], attributes=EAGER, **spec)  # type: ignore[arg-type]
+    return pod([starter(command), consumer(propagation="None")], attributes=EAGER, **spec)  # type: ignore[arg-type]
 
 
 def tell(running: Pod) -> None:
@@ -39,13 +45,19 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS.keys())
-def test_who_reads_before_the_program_serves_waits(kubelet: Kubelet, command: str) -> None:
-    with kubelet.pod(eager(WHEN_TOLD + command)) as running:
-        reader = running["consumer"].start(["cat", f"{DATA}/hello"])
-        with pytest.raises(subprocess.TimeoutExpired):
-            reader.wait(timeout=1)
-        tell(running)
-        assert reader.communicate(timeout=20) == ("hello\n", "")
+def test_who_comes_before_the_program_serves_waits(kubelet: Kubelet, command: str) -> None:
+    with kubelet.new_pod(eager(WHEN_TOLD + command)) as running, ThreadPoolExecutor() as beside:
+        setting_up = beside.submit(running.set_up)
+        wait_until(lambda: any(mount.is_fuse for mount in kubelet.node.mounts(running.directory)))
+        read_on_the_node = beside.submit(kubelet.node.run, ["cat", running.target() / "hello"])
+        try:
+            with pytest.raises(TimeoutError):
+                read_on_the_node.result(2)
+            assert not setting_up.done()
+        finally:
+            tell(running)
+        assert read_on_the_node.result(20).stdout == "hello\n"
+        setting_up.result(20)
         assert read(running) == "hello\n"
 
 
@@ -87,8 +99,13 @@ def wait_for_content(running: Pod, seconds: float = 20) -> None:
         assert time.monotonic() < give_up
 
 
-def test_a_pod_goes_while_somebody_waits_for_a_program_that_never_came(kubelet: Kubelet) -> None:
-    with kubelet.pod(pod([consumer(propagation="None")], attributes=EAGER)) as running:
-        running["consumer"].start(["cat", f"{DATA}/hello"])
-        stats = running.stats()
-        assert stats.volume_condition.abnormal
+def test_a_volume_goes_while_somebody_waits_for_a_program_that_never_came(kubelet: Kubelet) -> None:
+    with kubelet.new_pod(eager(serve())) as running, ThreadPoolExecutor() as beside:
+        for volume in running.spec.volumes:
+            running.set_up_volume(volume)
+        reader = beside.submit(kubelet.node.run, ["cat", running.target() / "hello"], check=False)
+        with pytest.raises(TimeoutError):
+            reader.result(1)
+        assert running.stats().volume_condition.abnormal
+        running.tear_down()
+        assert re.search("not connected|connection abort", reader.result(20).stderr)

@@ -27,7 +27,7 @@ from tests.e2e.csi.pods import (
 from tests.lab.broker import PROXY
 from tests.lab.commands import run
 from tests.lab.csi import CsiError
-from tests.lab.kubelet import Kubelet, Pod
+from tests.lab.kubelet import Kubelet
 from tests.lab.manifests import EmptyDir
 from tests.lab.podman import Volume
 
@@ -84,75 +84,66 @@ def outside(tmp_path: Path) -> Path:
 def test_what_a_pod_plants_at_the_name_of_its_socket_is_left_alone(
     kubelet: Kubelet, outside: Path, script: str
 ) -> None:
-    running = Pod(kubelet, pod([consumer(), starter(serve())]))
-    running.make_directories()
-    sockets, volume = running.spec.volumes
-    running.set_up_volume(sockets)
-    path = running.volume_path(EmptyDir(SOCKETS)) / SOCKET
-    plant(script, path, outside)
-    before = (look(path), look(outside))
-    with pytest.raises(CsiError) as failed:
-        running.publish(running.csi_volume())
-    assert failed.value.code == grpc.StatusCode.FAILED_PRECONDITION
-    assert SOCKET in failed.value.text
-    assert (look(path), look(outside)) == before
-    assert kubelet.node.mounts(running.directory) == []
-    kubelet.plugin.unpublish(running.handle(running.csi_volume()), running.target())
-    assert (look(path), look(outside)) == before
+    with kubelet.new_pod(pod([consumer(), starter(serve())])) as running:
+        running.set_up_volume(EmptyDir(SOCKETS))
+        path = running.volume_path(EmptyDir(SOCKETS)) / SOCKET
+        plant(script, path, outside)
+        before = (look(path), look(outside))
+        with pytest.raises(CsiError) as failed:
+            running.publish(running.csi_volume())
+        assert failed.value.code == grpc.StatusCode.FAILED_PRECONDITION
+        assert SOCKET in failed.value.text
+        assert (look(path), look(outside)) == before
+        assert kubelet.node.mounts(running.directory) == []
+        kubelet.plugin.unpublish(running.handle(running.csi_volume()), running.target())
+        assert (look(path), look(outside)) == before
 
-    path.rename(path.with_name("aside"))
-    running.set_up_volume(volume)
-    running.start_sandbox()
-    running.start_containers()
-    wait_for_volume(running)
-    assert read(running) == "hello\n"
-    running.tear_down()
+        path.rename(path.with_name("aside"))
+        running.set_up_volume(running.csi_volume())
+        running.start_sandbox()
+        running.start_containers()
+        wait_for_volume(running)
+        assert read(running) == "hello\n"
 
 
 @planted
 def test_what_a_pod_puts_in_the_place_of_its_socket_is_left_alone(kubelet: Kubelet, outside: Path, script: str) -> None:
-    running = Pod(kubelet, pod([consumer()], init=[starter(serve(), sidecar=True)]))
-    running.set_up()
-    path = running.volume_path(EmptyDir(SOCKETS)) / SOCKET
-    path.rename(path.with_name("aside"))
-    plant(script, path, outside)
-    before = (look(path), look(outside))
-    calls = len(running.calls)
-    wait_until(lambda: len(running.calls) > calls + 5)
-    assert read(running) == "hello\n"
-    running.stop_containers()
-    running.tear_down_volume(running.csi_volume())
-    assert (look(path), look(outside)) == before
-    running.tear_down_volume(EmptyDir(SOCKETS))
-    running.remove_directories()
+    with kubelet.pod(pod([consumer()], init=[starter(serve(), sidecar=True)])) as running:
+        path = running.volume_path(EmptyDir(SOCKETS)) / SOCKET
+        path.rename(path.with_name("aside"))
+        plant(script, path, outside)
+        before = (look(path), look(outside))
+        calls = len(running.calls)
+        wait_until(lambda: len(running.calls) > calls + 5)
+        assert read(running) == "hello\n"
+        running.stop_containers()
+        running.tear_down_volume(running.csi_volume())
+        assert (look(path), look(outside)) == before
 
 
 def test_a_directory_for_sockets_that_is_a_symbolic_link_is_not_followed(kubelet: Kubelet, outside: Path) -> None:
-    running = Pod(kubelet, pod([consumer()]))
-    running.make_directories()
-    place = running.volume_path(EmptyDir(SOCKETS))
-    place.parent.mkdir(parents=True)
-    place.symlink_to(outside)
-    before = look(outside)
-    with pytest.raises(CsiError):
-        running.publish(running.csi_volume())
-    assert look(outside) == before
-    kubelet.plugin.unpublish(running.handle(running.csi_volume()), running.target())
-    assert look(outside) == before
-    place.unlink()
-    running.tear_down()
+    with kubelet.new_pod(pod([consumer()])) as running:
+        place = running.volume_path(EmptyDir(SOCKETS))
+        place.parent.mkdir(parents=True)
+        place.symlink_to(outside)
+        before = look(outside)
+        with pytest.raises(CsiError):
+            running.publish(running.csi_volume())
+        assert look(outside) == before
+        kubelet.plugin.unpublish(running.handle(running.csi_volume()), running.target())
+        assert look(outside) == before
+        place.unlink()
+        place.mkdir()
 
 
 @pytest.mark.parametrize("name", ["../escape", "a/b", ".", "..", "", "n" * 256])
 def test_a_name_that_is_none_is_refused(kubelet: Kubelet, name: str) -> None:
-    running = Pod(kubelet, pod([consumer()], attributes={"fdPassingSocketName": name}))
-    running.make_directories()
-    running.set_up_volume(EmptyDir(SOCKETS))
-    with pytest.raises(CsiError) as failed:
-        running.publish(running.csi_volume())
-    assert failed.value.code == grpc.StatusCode.INVALID_ARGUMENT
-    assert "fdPassingSocketName" in failed.value.text
-    running.tear_down()
+    with kubelet.new_pod(pod([consumer()], attributes={"fdPassingSocketName": name})) as running:
+        running.set_up_volume(EmptyDir(SOCKETS))
+        with pytest.raises(CsiError) as failed:
+            running.publish(running.csi_volume())
+        assert failed.value.code == grpc.StatusCode.INVALID_ARGUMENT
+        assert "fdPassingSocketName" in failed.value.text
 
 
 def test_a_pod_can_use_no_socket_but_its_own(cluster: Cluster) -> None:

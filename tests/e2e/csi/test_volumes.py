@@ -27,12 +27,11 @@ from tests.e2e.csi.pods import (
 )
 from tests.lab import manifests
 from tests.lab.csi import CsiError
-from tests.lab.kubelet import Pod
 from tests.lab.manifests import EmptyDir
 
 if TYPE_CHECKING:
     from tests.lab.cluster import Cluster
-    from tests.lab.kubelet import Kubelet
+    from tests.lab.kubelet import Kubelet, Pod
     from tests.lab.podman import Mount
 
 pytestmark = pytest.mark.e2e
@@ -200,38 +199,27 @@ def test_stats_tell_how_full_and_how_well_a_volume_is(kubelet: Kubelet) -> None:
 
 
 def test_a_volume_may_come_before_the_directory_of_its_socket(kubelet: Kubelet) -> None:
-    running = Pod(kubelet, pod([consumer(), starter(serve())]))
-    sockets, volume = running.spec.volumes
-    running.make_directories()
-    with pytest.raises(CsiError) as failed:
-        running.publish(running.csi_volume())
-    assert failed.value.code != grpc.StatusCode.INVALID_ARGUMENT
-    assert SOCKETS in failed.value.text
-    assert kubelet.node.mounts(running.directory) == []
-    running.set_up_volume(sockets)
-    running.set_up_volume(volume)
-    running.start_sandbox()
-    running.start_containers()
-    wait_for_volume(running)
-    running.tear_down()
+    with kubelet.new_pod(pod([consumer(), starter(serve())])) as running:
+        with pytest.raises(CsiError) as failed:
+            running.publish(running.csi_volume())
+        assert failed.value.code != grpc.StatusCode.INVALID_ARGUMENT
+        assert SOCKETS in failed.value.text
+        assert kubelet.node.mounts(running.directory) == []
+        running.set_up()
+        wait_for_volume(running)
 
 
 def test_a_volume_may_go_after_the_directory_of_its_socket(kubelet: Kubelet) -> None:
-    running = Pod(kubelet, pod([consumer()], init=[starter(serve(), sidecar=True)]))
-    running.set_up()
-    running.stop_containers()
-    for volume in running.spec.volumes:
-        running.tear_down_volume(volume)
-    running.remove_directories()
+    with kubelet.pod(pod([consumer()], init=[starter(serve(), sidecar=True)])) as running:
+        running.stop_containers()
+        for volume in running.spec.volumes:
+            running.tear_down_volume(volume)
 
 
 def test_kubelet_may_unpublish_what_it_never_published_and_twice(kubelet: Kubelet) -> None:
-    running = Pod(kubelet, pod([consumer()]))
-    running.make_directories()
-    target = running.target()
-    for _ in range(2):
-        kubelet.plugin.unpublish(running.handle(running.csi_volume()), target)
-    running.remove_directories()
+    with kubelet.new_pod(pod([consumer()])) as running:
+        for _ in range(2):
+            kubelet.plugin.unpublish(running.handle(running.csi_volume()), running.target())
 
 
 def test_a_mount_that_is_refused_is_told_where_a_user_looks(cluster: Cluster) -> None:
