@@ -342,6 +342,7 @@ class Call:
             source=plan.source,
             mounted_at=time.time(),
             request=self.id,
+            mount_id=mounted.mount_id,
         )
 
     def _tell_foreign_pids(self, mounted: Mounted) -> None:

@@ -24,6 +24,7 @@ from broker.health import Health
 from broker.limits import Accounts
 from broker.operations import Mounter
 from broker.orphans import expect
+from broker.recognition import recognize
 from broker.registry import Registry
 from broker.server import Server
 from broker.watch import Watch
@@ -114,6 +115,7 @@ async def _run(front: Front, supervisor: socket.socket, sockets: _Sockets) -> No
     stop = asyncio.Event()
     supervisor.setblocking(False)
     asyncio.get_running_loop().add_reader(supervisor, _obey, supervisor, front, stop)
+    await recognize(front)
     expect(front, sockets.orphans)
     async with await control.serve(sockets.control, front):
         names = ", ".join(each.getsockname() for each in sockets.callers)

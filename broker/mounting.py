@@ -45,7 +45,7 @@ def mount(talk: Conversation, caller: Caller, commit_seconds: int, orphans: sock
     with talk.bounded("mount"):
         rescue = caller.rescue(talk) if wanted.sync_init else None
         mount = filesystem.create(wanted, caller.device, caller.pids, rescue)
-        device = mounts.look(mount).device
+        looked = mounts.look(mount)
     try:
         mounts.attach(mount, mountpoint, caller.locks, talk.seconds)
     except OSError as error:
@@ -54,7 +54,7 @@ def mount(talk: Conversation, caller: Caller, commit_seconds: int, orphans: sock
         with talk.bounded("roll back"):
             mounts.detach(mount, mountpoint, caller.locks, talk.seconds)
         raise StepError(errno.EPERM, "check the plan")
-    mounted = plan.Mounted(device, caller.mount_namespace, caller.pids.visible)
+    mounted = plan.Mounted(looked.device, caller.mount_namespace, caller.pids.visible, looked.lasting_id)
     try:
         if not wanted.sync_init:
             caller.hand_over(wanted)
@@ -101,6 +101,7 @@ def _is_wanted(
         source=wanted.source,
         subtype=wanted.subtype,
         target=b"",
+        mount_id=mounted.mount_id,
     )
     with suppress(OSError):  # the broker is gone, altogether
         orphans.send(plan.dump(orphan), NOW)

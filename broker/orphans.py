@@ -52,6 +52,7 @@ def adopt(front: Front, orphan: plan.Orphaned) -> None:
             source=orphan.source,
             mounted_at=time.time(),
             request=request,
+            mount_id=orphan.mount_id,
         )
     )
     front.log(log.NOTICE, "adopted a mount whose front was killed", request_id=request, device=device)
