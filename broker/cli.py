@@ -12,11 +12,23 @@ from fusermount3_proxy import __version__
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from broker.supervisor import Csi
+
+#: Under which Kubernetes knows the driver, unless it takes another's place.
+DRIVER_NAME = "csi.fusermount3-proxy.dev"
+
 _CONFIG = click.option(
     "--config",
     "config_path",
     type=click.Path(path_type=Path),
     help=f"Configuration file; default {config.DEFAULT_PATH}, if it exists.",
+)
+_SOCKETS = click.option(
+    "--socket",
+    "socket_paths",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Listen here instead of where the configuration says; may be repeated.",
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
@@ -29,19 +41,49 @@ def main() -> None:
 
 @main.command()
 @_CONFIG
-@click.option(
-    "--socket",
-    "socket_paths",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    help="Listen here instead of where the configuration says; may be repeated.",
-)
+@_SOCKETS
 def serve(config_path: Path | None, socket_paths: tuple[Path, ...]) -> None:
     """Run the broker, in the foreground."""
+    _serve(config_path, socket_paths)
+
+
+@main.command()
+@click.option("--endpoint", required=True, metavar="unix://PATH", help="Where kubelet asks for volumes.")
+@click.option("--node-id", required=True, metavar="NAME", help="The name of this node.")
+@click.option("--driver-name", default=DRIVER_NAME, show_default=True, metavar="NAME", help="The name of the driver.")
+@click.option(
+    "--kubelet-dir",
+    default=Path("/var/lib/kubelet"),
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Where kubelet has the volumes of pods.",
+)
+@_CONFIG
+@_SOCKETS
+def csi(
+    endpoint: str,
+    node_id: str,
+    driver_name: str,
+    kubelet_dir: Path,
+    config_path: Path | None,
+    socket_paths: tuple[Path, ...],
+) -> None:
+    """Run the broker as `serve` does, and the CSI node plugin, by which kubelet has volumes published for its pods."""
+    from broker import supervisor
+    from broker.csi import settings
+
+    try:
+        settings.check(endpoint, node_id, driver_name, str(kubelet_dir))
+    except settings.SettingsError as error:
+        raise click.ClickException(str(error)) from None
+    _serve(config_path, socket_paths, supervisor.Csi(endpoint, node_id, driver_name, kubelet_dir))
+
+
+def _serve(config_path: Path | None, socket_paths: tuple[Path, ...], csi: "Csi | None" = None) -> None:
     from broker import supervisor
 
     try:
-        supervisor.serve(config_path, socket_paths)
+        supervisor.serve(config_path, socket_paths, csi)
     except (supervisor.StartError, config.ConfigurationError) as error:
         raise click.ClickException(str(error)) from None
 
@@ -67,11 +109,17 @@ def status(config_path: Path | None, as_json: bool) -> None:
     click.echo(f"configuration  {answer['configuration']}")
     click.echo(f"up             {terminal.duration(answer['uptime_seconds'])}")
     click.echo(f"mounts         {', '.join(f'{count} {state}' for state, count in answer['mount_states'].items())}")
-    for name in ("supervisor", "front", "mounter"):
-        process = answer[name]
+    if "plugin" in answer:
+        click.echo(f"volumes        {answer['volumes']} published")
+    for name in ("supervisor", "front", "mounter", "plugin"):
+        process = answer.get(name)
+        if process is None:
+            continue
         click.echo(f"{name:14} pid {process['pid']}, {terminal.mebibytes(process['rss_bytes'])}")
     click.echo(f"descriptors    {answer['front']['open_descriptors']} of the front")
     click.echo(f"restarts       {answer['mounter']['restarts']} of the mounter")
+    if "plugin" in answer:
+        click.echo(f"               {answer['plugin']['restarts']} of the plugin")
     for result, count in sorted(answer["requests"].items()):
         click.echo(f"{result + ':':24} {count}")
     for operation, histogram in sorted(answer["latency"].items()):
@@ -140,7 +188,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
         table.add_column(heading, overflow="fold")
     for row in rows:
         since = terminal.moment(row["mounted_at"])
-        cells = [row["request"], row["state"], row["mountpoint"], row["type"], row["source"]]
+        cells = [row["request"], row["state"], row["mountpoint"] or row["volume"], row["type"], row["source"]]
         cells += [str(row["uid"]), str(row["pid"]), row["command"], row["container"][:24], since]
         table.add_row(*map(terminal.visible, cells))
     _console().print(table)
