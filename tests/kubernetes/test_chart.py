@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.kubernetes.objects import Object
+    from tests.lab.commands import Argument
 
 # Building them needs Podman.
 pytestmark = pytest.mark.e2e
@@ -37,7 +38,7 @@ OLD_DRIVER = "meta-fuse-csi-plugin.csi.storage.pfn.io"
 
 def rendered_by_helm(helm: Path, *options: str, release: str = "fusermount3-broker") -> dict[str, Object]:
     """Return the objects that the chart makes, by their names."""
-    command = [helm, "template", release, CHART, "--namespace", NAMESPACE, *OLDEST, *options]
+    command: list[Argument] = [helm, "template", release, CHART, "--namespace", NAMESPACE, *OLDEST, *options]
     output = run(command).stdout
     return {name_of(each): each for each in objects(output)}
 
