@@ -56,17 +56,13 @@ def test_only_the_configuration_is_a_conffile(packages: Path) -> None:
 
 def test_lintian_has_nothing_to_say(suite: str, packages: Path) -> None:
     (changes,) = packages.glob("*.changes")
-    command = ["lintian", "--allow-root", "--fail-on=error,warning", "--show-overrides", f"/srv/{changes.name}"]
-    result = run_once(
-        image_tag(debian.inspector(suite)),
-        command,
-        Options(volumes=[Volume(packages, "/srv")]),
-        check=False,
-        timeout=300,
-    )
-    print(result.stdout, result.stderr)
-    assert result.returncode == 0
-    assert [line for line in result.stdout.splitlines() if line.startswith(("E:", "W:"))] == []
+    options = Options(volumes=[Volume(packages, "/srv")])
+    command = ["lintian", "--allow-root", "--show-overrides", f"/srv/{changes.name}"]
+    said = run_once(image_tag(debian.inspector(suite)), command, options, check=False, timeout=300)
+    assert said.stderr == ""
+    # What it knows and may be: shown, so lintian has looked.
+    tags = {line for line in said.stdout.splitlines() if not line.startswith("N:")}
+    assert tags == {"O: fusermount3-proxy: statically-linked-binary [usr/bin/fusermount3-proxy]"}
 
 
 @pytest.mark.long
