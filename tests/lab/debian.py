@@ -35,17 +35,17 @@ def build_dependencies() -> list[str]:
 
 def builder(suite: str) -> DebianRecipe:
     """What every build may rely on, and what debian/control names."""
-    return DebianRecipe(f"debian-builder-{suite}", ("build-essential", *build_dependencies()), suite)
+    return DebianRecipe(f"debian-builder-{suite}", ("passwd", "build-essential", *build_dependencies()), suite)
 
 
 def inspector(suite: str) -> DebianRecipe:
     """What looks at packages."""
-    return DebianRecipe(f"debian-inspector-{suite}", ("lintian",), suite)
+    return DebianRecipe(f"debian-inspector-{suite}", ("passwd", "lintian"), suite)
 
 
 def machine(suite: str) -> DebianRecipe:
     """A system that boots, and has nothing of FUSE."""
-    return DebianRecipe(f"debian-machine-{suite}", ("systemd", "systemd-sysv", "dbus", "procps"), suite)
+    return DebianRecipe(f"debian-machine-{suite}", ("passwd", "systemd", "systemd-sysv", "dbus", "procps"), suite)
 
 
 def build(suite: str, output: Path, *, directory: str = "/build/source", umask: str = "022", zone: str = "UTC") -> None:

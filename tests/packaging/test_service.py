@@ -84,7 +84,7 @@ def test_an_installed_broker_runs_and_mounts(booted: Machine) -> None:
     mount(booted)
     assert mountpoints(booted) == [MOUNTPOINT], "fuse3 did not take the place of the proxy"
     unmount(booted)
-    assert booted.run("dpkg", "--verify").stdout == ""
+    assert booted.run("dpkg", "--verify", "fusermount3-broker", "fusermount3-proxy", "fuse3").stdout == ""
 
 
 def test_an_upgrade_restarts_the_service_and_leaves_mounts_and_configuration(booted: Machine) -> None:
