@@ -29,6 +29,13 @@ static: $(PROXY)  ## the static proxy: build/static/fusermount3-proxy
 $(PROXY): $(wildcard fusermount3_proxy/*.py packaging/static/*) | build-packages
 	$(PYTHON) packaging/static/build.py --output $@
 
+.PHONY: deb
+deb: | deb-packages  ## Debian packages for the release that runs here: build/deb/*.deb
+	rm -rf build/deb && mkdir -p build/deb
+	packaging/export build/deb/source
+	cd build/deb/source && dpkg-buildpackage --no-sign
+	rm -rf build/deb/source
+
 .PHONY: demo
 demo: venv static lab-packages  ## an unmodified sshfs mounts in an unprivileged container, told step by step
 	$(VENV)/bin/python -m tests.demo
@@ -88,3 +95,8 @@ build-packages: PACKAGES := $(BUILD_PACKAGES)
 lab-packages: PACKAGES := $(LAB_PACKAGES)
 build-packages lab-packages:
 	@packaging/install-packages $(PACKAGES)
+
+.PHONY: deb-packages
+deb-packages:
+	@packaging/install-packages build-essential
+	@dpkg-checkbuilddeps 2>/dev/null || { apt-get update -qq && apt-get build-dep -qq --yes ./ >/dev/null; }
