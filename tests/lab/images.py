@@ -41,9 +41,11 @@ class DebianRecipe:
     name: str
     packages: Sequence[str]
     suite: str = "bookworm"
+    hooks: Sequence[str] = ()
+    """More options of mmdebstrap, for what is to be done in the end."""
 
     def key(self) -> str:
-        return recipe_hash(self.name, self.suite, *self.packages, *MMDEBSTRAP)
+        return recipe_hash(self.name, self.suite, *self.packages, *MMDEBSTRAP, *self.hooks)
 
 
 MMDEBSTRAP = (
@@ -199,7 +201,7 @@ def prune_scratch() -> None:
 def build_rootfs(recipe: DebianRecipe, tarball: Path) -> None:
     """Makes the tarball of a root filesystem. RuntimeError with mmdebstrap's last words if that fails."""
     include = f"--include={','.join(recipe.packages)}"
-    argv: list[Argument] = [*MMDEBSTRAP, include, recipe.suite, tarball, "-"]
+    argv: list[Argument] = [*MMDEBSTRAP, *recipe.hooks, include, recipe.suite, tarball, "-"]
     sources = "".join(f"{line}\n" for line in debian_sources(recipe.suite))
     result = subprocess.run(argv, input=sources, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     if result.returncode != 0:
