@@ -77,6 +77,17 @@ fuzz: venv  ## fuzz each parser for SECONDS=60; `make test-all` does so, too, be
 callers: venv static lab-packages  ## write into docs/compatibility.md which programs work, from the tests that run them
 	$(VENV)/bin/python -m tests.callers.table
 
+# A compiler this old, for what it writes runs with Debian's protobuf 3.21, as with newer ones from PyPI.
+PROTOC := build/protoc
+.PHONY: device-plugin
+device-plugin: $(PROTOC)/installed  ## generate deviceplugin_pb2.py and .pyi in broker/deviceplugin, after a change of the .proto
+	$(PROTOC)/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. broker/deviceplugin/deviceplugin.proto
+
+$(PROTOC)/installed: | build-packages
+	$(PYTHON) -m venv $(PROTOC)
+	$(PROTOC)/bin/pip install --quiet 'grpcio-tools==1.62.3' 'setuptools<81'
+	touch $@
+
 .PHONY: clean
 clean:  ## remove what was built here (the cache of the tests' images stays, in ~/.cache)
 	rm -rf build $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -151,6 +151,44 @@ def abort(config_path: Path | None, id: str) -> None:  # what it is called in th
     click.echo(terminal.visible(f"aborted {answer['request']}: {answer['mountpoint']}, {answer['type']}"))
 
 
+@main.command("device-plugin")
+@click.option(
+    "--kubelet-dir",
+    type=click.Path(path_type=Path),
+    default=Path("/var/lib/kubelet"),
+    show_default=True,
+    help="kubelet's directory, with device-plugins/ in it.",
+)
+@click.option("--resource", default="fusermount3-proxy.dev/fuse", show_default=True, help="What pods ask for.")
+@click.option(
+    "--count",
+    type=click.IntRange(min=1, max=100_000),
+    default=1000,
+    show_default=True,
+    help="How many containers of the node may have it at the same time.",
+)
+@click.option("--cdi", "by_cdi", is_flag=True, help="Tell kubelet (1.28 or later) only the name of the CDI device.")
+@_PROXY
+@_SOCKET
+@_DEVICE_NODE
+def device_plugin(
+    kubelet_dir: Path, resource: str, count: int, by_cdi: bool, proxy: Path, socket: Path, device_node: bool
+) -> None:
+    """Have kubelet give what it needs to every container that asks for it, in the foreground.
+
+    A container asks by `resources: {limits: {fusermount3-proxy.dev/fuse: 1}}`. The paths are those of the node. With
+    --cdi, the node's container runtime must know the device, see `cdi generate`.
+    """
+    from broker.deviceplugin import plugin
+    from broker.deviceplugin.devices import Devices
+
+    try:
+        devices = Devices(count, injection.injection(proxy, socket, device_node=device_node), by_cdi)
+        plugin.serve(plugin.Settings(kubelet_dir / "device-plugins", resource, devices, socket))
+    except (injection.InjectionError, plugin.PluginError) as error:
+        raise click.ClickException(str(error)) from None
+
+
 @main.group()
 def cdi() -> None:
     """Have container engines give any container what it needs (Container Device Interface)."""

@@ -1,7 +1,7 @@
 """What a container is given so that programs in it mount through the broker, whatever its image holds.
 
 The static proxy lies over each name under which libfuse and others start their helper, the broker's socket is where the
-proxy looks for it, and /dev/fuse can be opened. `cdi` tells it to container engines.
+proxy looks for it, and /dev/fuse can be opened. `cdi` and `deviceplugin` tell it to container engines and to kubelet.
 Pure: nothing is looked at or changed here.
 """
 
