@@ -91,6 +91,13 @@ def test_a_program_sees_who_asks(container: Container) -> None:
     assert (result.returncode, result.stdout.splitlines()[-1]) == (0, "ok=yes"), result.stdout + result.stderr
 
 
+def test_what_a_killed_program_leaves_is_unmounted(container: Container) -> None:
+    program = container.start(["whoamifs", "-f", "-o", "auto_unmount", MOUNTPOINT])
+    wait_until(lambda: container.fuse_mounts(MOUNTPOINT) or program.poll() is not None)
+    container.exec(["sh", "-c", "kill -KILL $(pidof whoamifs)"])
+    wait_until(lambda: container.fuse_mounts() == [] and has_ended_all(container))
+
+
 def test_a_refusal_is_told_as_on_any_machine(container: Container) -> None:
     result = container.exec(["fusermount3", "-u", "/tmp"], check=False)
     assert (result.returncode, result.stdout) == (1, "")
