@@ -17,7 +17,7 @@ from tests.e2e.sshfs import use_sshfs
 from tests.lab.broker import PROGRAM, PROXY, Broker
 from tests.lab.cache import Cache
 from tests.lab.commands import run
-from tests.lab.images import DEBIAN, SSHFS, image_tag, scratch_tag
+from tests.lab.images import DEBIAN, INSTALL_FUSE, SSHFS, WITHOUT_FUSE, image_tag, scratch_tag
 from tests.lab.podman import Container, Options
 from tests.lab.programs import Variant, whoamifs
 
@@ -31,6 +31,7 @@ CDI_DIRECTORY = Path("/etc/cdi")
 CDI_FILE = "fusermount3-proxy-lab.json"
 
 USER = "1000:1000"
+PROXY_VERSION = "fusermount3 version: 3.18.2\n"
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ def test_the_helper_of_the_image_is_covered_and_not_changed(given: list[str]) ->
             return container.exec(["fusermount3", "-V"]).stdout
 
     genuine = version(Options())
-    assert version(Options(extra=given)) == "fusermount3 version: 3.18.2\n" != genuine
+    assert version(Options(extra=given)) == PROXY_VERSION != genuine
     assert version(Options()) == genuine
 
 
@@ -110,6 +111,14 @@ def test_not_even_root_of_a_container_can_change_what_it_was_given(path: str, gi
     with Container(image_tag(SSHFS), options=Options(extra=given)) as container:
         result = container.exec(["chmod", "0700", path], check=False)
         assert (result.returncode, "Read-only file system" in result.stderr) == (1, True), result
+
+
+def test_a_package_manager_does_not_replace_the_proxy(given: list[str]) -> None:
+    with Container(image_tag(WITHOUT_FUSE), options=Options(extra=given)) as container:
+        result = container.exec(["sh", "-c", INSTALL_FUSE], check=False)
+        assert result.returncode != 0
+        assert "before installing new version: Invalid cross-device link" in result.stdout
+        assert container.exec(["fusermount3", "-V"]).stdout == PROXY_VERSION
 
 
 def test_the_device_has_the_name_that_the_document_says() -> None:

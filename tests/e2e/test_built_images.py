@@ -13,7 +13,7 @@ from tests.e2e.documented import containerfiles, options_of, with_paths_of
 from tests.e2e.sshfs import use_sshfs
 from tests.lab.broker import PROXY, Broker
 from tests.lab.commands import run
-from tests.lab.images import BUSYBOX, REPOSITORY, SSHFS, DebianRecipe, image_tag
+from tests.lab.images import BUSYBOX, INSTALL_FUSE, REPOSITORY, SSHFS, WITHOUT_FUSE, image_tag
 from tests.lab.podman import LIMITS, RUNTIME, Container, Options, Volume
 from tests.lab.programs import whoamifs
 
@@ -25,17 +25,6 @@ pytestmark = pytest.mark.e2e
 
 PROXY_VERSION = "fusermount3 version: 3.18.2\n"
 USER = "1000:1000"
-
-# What fuse3 depends on, and its package, to be installed later.
-WITHOUT_FUSE = DebianRecipe(
-    "without-fuse",
-    ("libfuse3-3", "adduser", "mount"),
-    hooks=(
-        '--customize-hook=mkdir "$1/packages" && cd "$1/packages" && '
-        "APT_CONFIG=$MMDEBSTRAP_APT_CONFIG apt-get download fuse3",
-    ),
-)
-INSTALL_FUSE = "apt-get install --quiet --yes /packages/fuse3_*.deb"
 
 FOR_DPKG, FOR_OTHERS, FOR_NO_SHELL = containerfiles()
 

@@ -76,6 +76,19 @@ DEBIAN = DebianRecipe(
 )
 """FUSE programs of each kind."""
 
+WITHOUT_FUSE = DebianRecipe(
+    "without-fuse",
+    ("libfuse3-3", "adduser", "mount"),
+    hooks=(
+        '--customize-hook=mkdir "$1/packages" && cd "$1/packages" && '
+        "APT_CONFIG=$MMDEBSTRAP_APT_CONFIG apt-get download fuse3",
+    ),
+)
+"""What fuse3 depends on, and its package, to be installed later."""
+
+INSTALL_FUSE = "apt-get install --quiet --yes /packages/fuse3_*.deb"
+"""The command for a shell that does so, without a network."""
+
 SYSTEMD = DebianRecipe(
     "systemd",
     (
