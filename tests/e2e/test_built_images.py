@@ -13,7 +13,16 @@ from tests.e2e.documented import containerfiles, options_of, with_paths_of
 from tests.e2e.sshfs import use_sshfs
 from tests.lab.broker import PROXY, Broker
 from tests.lab.commands import run
-from tests.lab.images import BUSYBOX, INSTALL_FUSE, REPOSITORY, SSHFS, WITHOUT_FUSE, image_tag
+from tests.lab.images import (
+    BUSYBOX,
+    INSTALL_FUSE,
+    REPOSITORY,
+    SSHFS,
+    WITHOUT_FUSE,
+    WITHOUT_FUSE_TRIXIE,
+    DebianRecipe,
+    image_tag,
+)
 from tests.lab.podman import LIMITS, RUNTIME, Container, Options, Volume
 from tests.lab.programs import whoamifs
 
@@ -76,14 +85,26 @@ def test_debian_with_its_fuse3_and_our_lines(user: str, mountpoint: str, build: 
         use_sshfs(container, mountpoint)
 
 
-def test_fuse3_that_is_installed_later_is_put_beside_the_proxy(build: Build, broker: Broker) -> None:
-    image = build(image_tag(WITHOUT_FUSE), f"{FOR_DPKG}RUN {INSTALL_FUSE}\n")
+@pytest.mark.parametrize("recipe", [WITHOUT_FUSE, WITHOUT_FUSE_TRIXIE], ids=lambda recipe: recipe.suite)
+def test_fuse3_that_is_installed_later_is_put_beside_the_proxy(
+    recipe: DebianRecipe, build: Build, broker: Broker
+) -> None:
+    image = build(image_tag(recipe), f"{FOR_DPKG}RUN {INSTALL_FUSE}\n")
     with Container(image, options=options(broker, USER, PROBE)) as container:
         assert container.exec(["fusermount3", "-V"]).stdout == PROXY_VERSION
         assert container.exec(["fusermount", "-V"]).stdout == PROXY_VERSION
         assert container.exec(["/usr/bin/fusermount3.distrib", "-V"]).stdout != PROXY_VERSION
         assert "Status: install ok installed" in container.exec(["dpkg", "--status", "fuse3"]).stdout
         check_probe(container, "/home/user/mnt")
+
+
+def test_the_helper_of_libfuse_2_that_is_installed_later_is_put_beside_the_proxy(build: Build, broker: Broker) -> None:
+    lines = FOR_DPKG.replace(" in ", " in /bin/fusermount ", 1)
+    image = build(image_tag(WITHOUT_FUSE), f"{lines}RUN {INSTALL_FUSE.replace('fuse3', 'fuse')}\n")
+    with Container(image, options=options(broker, USER)) as container:
+        assert container.exec(["fusermount", "-V"]).stdout == PROXY_VERSION
+        assert container.exec(["/usr/bin/fusermount.distrib", "-V"]).stdout != PROXY_VERSION
+        assert "Status: install ok installed" in container.exec(["dpkg", "--status", "fuse"]).stdout
 
 
 def test_without_the_diversion_fuse3_replaces_the_proxy_and_mounting_fails(build: Build, broker: Broker) -> None:

@@ -76,15 +76,17 @@ DEBIAN = DebianRecipe(
 )
 """FUSE programs of each kind."""
 
-WITHOUT_FUSE = DebianRecipe(
-    "without-fuse",
-    ("libfuse3-3", "adduser", "mount"),
-    hooks=(
-        '--customize-hook=mkdir "$1/packages" && cd "$1/packages" && '
-        "APT_CONFIG=$MMDEBSTRAP_APT_CONFIG apt-get download fuse3",
-    ),
+_FUSE_PACKAGES = (
+    '--customize-hook=mkdir "$1/packages" && cd "$1/packages" && '
+    "APT_CONFIG=$MMDEBSTRAP_APT_CONFIG apt-get download fuse3 fuse",
 )
-"""What fuse3 depends on, and its package, to be installed later."""
+WITHOUT_FUSE = DebianRecipe("without-fuse", ("libfuse3-3", "libfuse2", "adduser", "mount"), hooks=_FUSE_PACKAGES)
+"""What the packages fuse3 and fuse depend on, and in /packages themselves, to be installed later."""
+
+WITHOUT_FUSE_TRIXIE = DebianRecipe(
+    "without-fuse-trixie", ("libfuse3-4", "libfuse2t64", "adduser", "mount"), suite="trixie", hooks=_FUSE_PACKAGES
+)
+"""The same of the next release, which has the helper in /usr/bin and no longer in /bin."""
 
 INSTALL_FUSE = "apt-get install --quiet --yes /packages/fuse3_*.deb"
 """The command for a shell that does so, without a network."""
