@@ -235,7 +235,8 @@ class Node:
             code = _STATUS[refusal.code]
             if not isinstance(refusal, FrontRefused):
                 write(f"{operation} refused", code=code.name, text=refusal.text)
-            await context.abort(code, f"{refusal.text} (volume {volume_id})" if volume_id else refusal.text)
+            named = f" (volume {volume.printable(volume_id)})" if volume_id else ""
+            await context.abort(code, refusal.text + named)
         except asyncio.CancelledError:
             write(f"{operation} given up by kubelet")
             raise
