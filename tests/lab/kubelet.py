@@ -419,10 +419,10 @@ class Pod:
         if not seen.exists():
             seen.mkdir(mode=0o750, parents=True)
             seen.chmod(0o777)
-        if str(bind) not in [each.mountpoint for each in self.node.mounts(bind)]:
-            bind.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-            bind.mkdir(mode=0o750, exist_ok=True) if seen.is_dir() else bind.touch()
-            self.node.run(["mount", "--no-canonicalize", "--bind", part, bind])
+        self.node.unmount(bind)  # the one of before a restart may be of another filesystem
+        bind.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        bind.mkdir(mode=0o750, exist_ok=True) if seen.is_dir() else bind.touch()
+        self.node.run(["mount", "--no-canonicalize", "--bind", part, bind])
         return bind
 
     def _wait_for(self, container: manifests.Container, probe: manifests.Probe | None) -> None:
