@@ -74,7 +74,7 @@ def test_consumers_with_propagation(kubelet: Kubelet) -> None:
 
 
 def test_eager_consumers_without_propagation(kubelet: Kubelet) -> None:
-    spec = pod([consumer(propagation="None"), starter(serve())], attributes={"mountTiming": "eager"})
+    spec = pod([starter(serve()), consumer(propagation="None")], attributes={"mountTiming": "eager"})
     with kubelet.pod(spec) as running:
         reader = Reader(running, "consumer")
         kill_again_and_again(running, [reader])
