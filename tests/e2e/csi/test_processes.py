@@ -281,6 +281,7 @@ def test_an_old_client_gets_its_descriptor_without_a_word(pod: Pod, timing: str)
 def test_the_filesystem_of_an_eager_volume_is_for_the_first_who_takes_it(pod: Pod) -> None:
     pod.publish(mountTiming="eager")
     (before,) = pod.filesystems()
+    assert [mount["state"] for mount in pod.cluster.broker.mounts()] == ["live"]
     with pod.connected() as client:
         client.take()
     with pod.connected() as client:
