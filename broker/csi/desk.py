@@ -104,7 +104,7 @@ class Desk:
     async def _answer(self, request: requests.Record) -> requests.Record:
         """Raises Refusal."""
         if isinstance(request, Publish):
-            await self._publications.publish(_volume(request))
+            await self._publications.publish(volume_of(request))
         elif isinstance(request, Unpublish):
             await self._publications.unpublish(request.target)
         elif isinstance(request, Stat):
@@ -156,7 +156,8 @@ class Desk:
                 self._front.log(log.ERROR, f"the CSI plugin can't be told: {error}")
 
 
-def _volume(request: Publish) -> Volume:
+def volume_of(request: Publish) -> Volume:
+    """Return the volume that is to be published."""
     fields = request._asdict()
     del fields["number"]
     return Volume(**{**fields, "pod": request.pod.decode("ascii", "replace")})
