@@ -1,4 +1,4 @@
-"""The plugin's process: it speaks gRPC to kubelet, and asks the front; the only one that imports grpc.
+"""The plugin's process: it speaks gRPC to kubelet, and asks the front.
 
     python -I -m broker.csi.plugin FRONT-FD ENDPOINT NODE-ID DRIVER-NAME KUBELET-DIR
 
@@ -230,7 +230,7 @@ class Node:
 
     @asynccontextmanager
     async def _told(self, operation: str, volume_id: str, target: str, context: Context) -> AsyncIterator[None]:
-        """Tell kubelet if the block refuses, and the log, if the front has not: it logs what it has heard of."""
+        """Tell kubelet if the block refuses; and the log, unless the front has, which logs what it hears of."""
         write = partial(self._log, log.WARNING, volume=volume_id, target=target)
         try:
             yield
