@@ -1,0 +1,122 @@
+"""The broker is restarted, upgraded or killed while pods run: live mounts stay, programs that come back are served."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.e2e.conftest import wait_until
+from tests.e2e.csi.pods import DATA, SOCKETS, consumer, kill, pod, read, serve, starter, wait_for_volume
+from tests.lab.faults import FRONT, MOUNTER
+from tests.lab.faults import kill as kill_parts
+from tests.lab.manifests import EmptyDir
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.e2e.csi.conftest import RunCluster
+    from tests.lab.cluster import Cluster
+    from tests.lab.kubelet import Pod
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
+
+PLUGIN = "plugin"
+TIMINGS = ["onConnect", "eager"]
+
+
+@pytest.fixture
+def cluster(run_cluster: RunCluster) -> Cluster:
+    return run_cluster()
+
+
+def restart(cluster: Cluster) -> None:
+    cluster.broker.stop()
+    cluster.broker.start()
+    cluster.wait_until_ready()
+
+
+def end_at_once(cluster: Cluster) -> None:
+    """Kill all of the broker, as the kernel does when its memory is used up, and start it as its DaemonSet does."""
+    cluster.broker.process.kill()  # the others end with it
+    cluster.broker.process.wait(timeout=20)
+    cluster.broker.start()
+    cluster.wait_until_ready()
+
+
+def comes_back(running: Pod, restarts: int) -> None:
+    """Kill the program, and see that its next run serves the consumer."""
+    kill(running)
+    running.wait_until_restarted("starter", restarts)
+    wait_until(lambda: running["consumer"].exec(["cat", f"{DATA}/hello"], check=False).stdout == "hello\n", 30)
+
+
+@pytest.mark.parametrize("timing", TIMINGS)
+@pytest.mark.parametrize("end", [restart, end_at_once], ids=["restarted", "killed"])
+def test_a_pod_notices_nothing(cluster: Cluster, timing: str, end: Callable[[Cluster], None]) -> None:
+    spec = pod([starter(serve()), consumer()], attributes={"mountTiming": timing})
+    with cluster.kubelet.pod(spec) as running:
+        wait_for_volume(running)
+        for restarts in (1, 2):
+            assert read(running) == "hello\n"
+            before = running["consumer"].fuse_mounts(DATA)
+            end(cluster)
+            assert running["consumer"].fuse_mounts(DATA) == before
+            assert read(running) == "hello\n"
+            comes_back(running, restarts)
+
+
+@pytest.mark.parametrize("timing", TIMINGS)
+@pytest.mark.parametrize("part", [FRONT, MOUNTER, PLUGIN])
+def test_a_part_that_is_killed_is_started_again(cluster: Cluster, part: str, timing: str) -> None:
+    spec = pod([starter(serve()), consumer()], attributes={"mountTiming": timing})
+    with cluster.kubelet.pod(spec) as running:
+        wait_for_volume(running)
+        for restarts in (1, 2):
+            kill_parts(cluster.broker, part)
+            assert read(running) == "hello\n"
+            comes_back(running, restarts)
+        assert not running.stats().volume_condition.abnormal
+
+
+def test_a_program_that_starts_while_there_is_no_broker_waits_for_it(cluster: Cluster) -> None:
+    with cluster.kubelet.pod(pod([consumer(), starter(serve())])) as running:
+        wait_for_volume(running)
+        cluster.broker.stop()
+        kill(running)
+        running.wait_until_restarted("starter", 1)
+        cluster.broker.start()
+        wait_until(lambda: running["consumer"].exec(["cat", f"{DATA}/hello"], check=False).stdout == "hello\n", 30)
+        assert running.restarts["starter"] == 1, "it has waited, and not failed"
+
+
+def test_a_pod_may_go_while_there_is_no_broker(cluster: Cluster) -> None:
+    """Kubelet asks again until there is one."""
+    with cluster.kubelet.pod(pod([consumer()], init=[starter(serve(), sidecar=True)])) as running:
+        cluster.broker.stop()
+        running.stop_containers()
+        cluster.broker.start()
+
+
+@pytest.mark.parametrize("timing", TIMINGS)
+def test_a_reboot_leaves_nothing_stale(cluster: Cluster, timing: str) -> None:
+    """After it there are kubelet's directories and the broker's table, but no mount and no process."""
+    spec = pod([starter(serve()), consumer()], attributes={"mountTiming": timing})
+    with cluster.kubelet.new_pod(spec) as running, cluster.kubelet.new_pod(spec) as other:
+        for each in (running, other):
+            each.set_up()
+            wait_for_volume(each)
+            each.stop_containers()
+        cluster.broker.stop()
+        for each in (running, other):
+            cluster.node.unmount(each.target())
+        (running.volume_path(EmptyDir(SOCKETS)) / "of the pod").touch()
+        cluster.broker.start()
+        cluster.wait_until_ready()
+        # Kubelet starts one of the pods again, and takes the other one away.
+        other.tear_down()
+        running.set_up_volume(running.csi_volume())
+        running.start_sandbox()
+        running.start_containers()
+        wait_for_volume(running)
+        assert read(running) == "hello\n"
