@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from tests.e2e.conftest import wait_until
@@ -38,8 +40,13 @@ def restart(cluster: Cluster) -> None:
 
 def end_at_once(cluster: Cluster) -> None:
     """Kill all of the broker, as the kernel does when its memory is used up, and start it as its DaemonSet does."""
-    cluster.broker.process.kill()  # the others end with it
+    supervisor = psutil.Process(cluster.broker.process.pid)
+    family = [supervisor, *supervisor.children(recursive=True)]
+    for process in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
     cluster.broker.process.wait(timeout=20)
+    psutil.wait_procs(family, timeout=20)
     cluster.broker.start()
     cluster.wait_until_ready()
 

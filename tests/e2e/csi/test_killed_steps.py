@@ -1,0 +1,82 @@
+"""Each process of the broker, and all of it, is killed at each step of publish and unpublish: kubelet asks again, and
+in the end everything is there once, or nothing is.
+
+A step is a system call of the mounter's child; strace holds it there. See test_processes for kills at any moment.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.e2e.conftest import wait_until
+from tests.e2e.csi.pods import SOCKET, SOCKETS, consumer, pod
+from tests.e2e.csi.test_broker_restarts import PLUGIN, end_at_once
+from tests.e2e.hostile import slow
+from tests.lab.faults import FRONT, MOUNTER, kill
+from tests.lab.manifests import EmptyDir
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.e2e.csi.conftest import RunCluster
+    from tests.lab.cluster import Cluster
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
+
+BROKER = "broker"
+PUBLISH = ["bind", "listen", "setxattr", "linkat", "unlinkat", "mkdirat", "fsmount", "move_mount"]
+UNPUBLISH = ["unlinkat", "umount2"]
+HELD = 0.5
+"""Seconds that a step takes."""
+
+SPEC = pod([consumer()], attributes={"mountTiming": "eager"})
+
+
+@pytest.fixture
+def cluster(run_cluster: RunCluster) -> Cluster:
+    return run_cluster()
+
+
+def end(cluster: Cluster, part: str) -> None:
+    if part == BROKER:
+        end_at_once(cluster)
+    else:
+        kill(cluster.broker, part)
+
+
+@pytest.mark.parametrize("part", [FRONT, MOUNTER, PLUGIN, BROKER])
+def test_publish(cluster: Cluster, tmp_path: Path, part: str) -> None:
+    for step in PUBLISH:
+        with cluster.kubelet.new_pod(SPEC) as running, ThreadPoolExecutor() as beside:
+            running.set_up_volume(EmptyDir(SOCKETS))
+            log = tmp_path / step
+            with slow(cluster.broker, step, HELD, log):
+                publishing = beside.submit(running.set_up_volume, running.csi_volume())
+                wait_until(lambda log=log, step=step: f"{step}(" in log.read_text())  # type: ignore[misc]
+                end(cluster, part)
+            publishing.result(60)
+            # What is made and what is done away with by another front comes a moment later.
+            layers = ["tmpfs", "fuse"]
+            wait_until(lambda: [each.fstype for each in cluster.node.mounts(running.target())] == layers)  # noqa: B023
+            sockets = running.volume_path(EmptyDir(SOCKETS))
+            assert [path.name for path in sockets.iterdir()] == [SOCKET], step
+        assert cluster.kubelet.left() == [], step
+
+
+@pytest.mark.parametrize("part", [FRONT, MOUNTER, PLUGIN, BROKER])
+def test_unpublish(cluster: Cluster, tmp_path: Path, part: str) -> None:
+    for step in UNPUBLISH:
+        with cluster.kubelet.new_pod(SPEC) as running, ThreadPoolExecutor() as beside:
+            running.set_up_volumes()
+            log = tmp_path / step
+            with slow(cluster.broker, step, HELD, log):
+                unpublishing = beside.submit(running.tear_down_volume, running.csi_volume())
+                wait_until(lambda log=log, step=step: f"{step}(" in log.read_text())  # type: ignore[misc]
+                end(cluster, part)
+            unpublishing.result(60)
+            assert [*running.volume_path(EmptyDir(SOCKETS)).iterdir()] == [], step
+        assert cluster.kubelet.left() == [], step
+        assert cluster.broker.status()["volumes"] == 0
