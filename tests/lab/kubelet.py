@@ -490,10 +490,14 @@ class Pod:
             self.tear_down_volume(volume)
         self.remove_directories()
 
-    def stop_containers(self) -> None:
-        """End what keeps the pod running, then its containers, sidecars last."""
+    def stop_loop(self) -> None:
+        """Neither publish volumes again nor start containers again from now on: the pod is about to go."""
         if self._loop:
             self._loop.stop()
+
+    def stop_containers(self) -> None:
+        """End what keeps the pod running, then its containers, sidecars last."""
+        self.stop_loop()
         for name in reversed([*self._containers]):
             self._containers.pop(name).remove()
         self._servers.close()

@@ -22,17 +22,19 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long]
 IN_TIME = 15
 """Seconds; kubelet waits 120 for a call. The deadline of an operation is 3 here, and there are some in a row."""
 
+#: Options of stopfs; what hangs on it then; whether it answers nothing at all.
 HANGS = {
-    "stats": ("silent_at=getattr", "stat ."),
-    "stopped": ("stop_at=getattr", "stat ."),
-    "lookup": ("silent_at=lookup", "cat file"),
-    "init": ("silent_at=init", "stat ."),
-    "writeback": ("writeback,silent_at=write", "dd if=/dev/zero of=file bs=4k count=100"),
+    "getattr": ("silent_at=getattr", "stat .", False),
+    "getattr, stopped": ("stop_at=getattr", "stat .", True),
+    "lookup": ("silent_at=lookup", "cat file", False),
+    "init": ("silent_at=init", "stat .", True),
+    "writeback": ("writeback,silent_at=write", "dd if=/dev/zero of=file bs=4k count=100", False),
 }
 
 
 def hanging(options: str, timing: str) -> Spec:
-    return pod([starter(f"exec stopfs -f -o {options} {OWN_MOUNTPOINT}")], attributes={"mountTiming": timing})
+    # Not the first process, which can't be stopped from within its pid namespace.
+    return pod([starter(f"stopfs -f -o {options} {OWN_MOUNTPOINT}; true")], attributes={"mountTiming": timing})
 
 
 @contextlib.contextmanager
@@ -47,15 +49,16 @@ def used(running: Pod, use: str) -> Iterator[None]:
     user.wait(timeout=IN_TIME)
 
 
-@pytest.mark.parametrize(("options", "use"), HANGS.values(), ids=HANGS.keys())
+@pytest.mark.parametrize(("options", "use", "answers_nothing"), HANGS.values(), ids=HANGS.keys())
 @pytest.mark.parametrize("timing", ["onConnect", "eager"])
-def test_kubelet_is_never_held_up(kubelet: Kubelet, options: str, use: str, timing: str) -> None:
+def test_kubelet_is_never_held_up(kubelet: Kubelet, options: str, use: str, answers_nothing: bool, timing: str) -> None:
     with kubelet.pod(hanging(options, timing)) as running, used(running, use):
         begun = time.monotonic()
         condition = running.stats(patience=IN_TIME).volume_condition
         assert time.monotonic() - begun < IN_TIME
-        assert condition.abnormal
+        assert condition.abnormal == answers_nothing, condition.message
         running.publish(running.csi_volume())
+        running.stop_loop()
         # Containers are gone before a volume is, but not where one couldn't be killed: the program still runs here.
         running.kubelet.plugin.unpublish(running.handle(running.csi_volume()), running.target(), IN_TIME)
         assert running.node.mounts(running.target()) == []
