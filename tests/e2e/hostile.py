@@ -180,7 +180,7 @@ def slow(broker: Broker, system_call: str, seconds: float, log: Path) -> Iterato
     """Have each such call of the mounter's children begin only after so many seconds."""
     settle(broker)  # a child that is forked meanwhile would be missed
     mounter = broker.mounter
-    traced = [mounter.pid, *(child.pid for child in mounter.children())]
+    traced = [mounter.pid, *(child.pid for child in mounter.children(recursive=True))]
     delay = f"inject={system_call}:delay_enter={round(1_000_000 * seconds)}"
     pids = [f"--attach={pid}" for pid in traced]
     tracer = subprocess.Popen(

@@ -7,7 +7,9 @@ Read in this order:
 - `images`    container images out of Debian packages, since no registry is needed to get those;
 - `podman`    containers as a user starts them: default capabilities, no /dev/fuse, no network;
 - `programs`  FUSE programs of our own, compiled from tests/programs;
-- `sshd`      the other end of sshfs.
+- `sshd`      the other end of sshfs;
+- `node`, `kubelet`, `cluster`   what kubelet does with a pod, on a node of its own; `manifests` are how it knows the
+  pod, `csi` is how it speaks to the driver.
 
 Nothing here knows the proxy or the broker: a test puts them into a container as a user would, as a volume.
 The lab needs root and the Debian packages in the file `apt-packages` beside this one.

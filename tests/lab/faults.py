@@ -30,11 +30,15 @@ def status_of(broker: Broker, seconds: float = 20) -> dict[str, Any]:
         time.sleep(0.02)
 
 
-def kill(broker: Broker, *parts: Part) -> None:
-    """Kill parts of the broker at once, and return when it serves again."""
+def kill(broker: Broker, *parts: Part, seconds: float = 30) -> None:
+    """Kill parts of the broker at once, and return when it serves again, with others in their places."""
     status = status_of(broker)
     killed = [psutil.Process(status[part]["pid"]) for part in parts]
     for process in killed:
         process.kill()
     psutil.wait_procs(killed, timeout=10)
-    status_of(broker)
+    give_up = time.monotonic() + seconds
+    gone = {process.pid for process in killed}
+    while (now := status_of(broker)) and any(now.get(part, {}).get("pid") in {None, *gone} for part in parts):
+        assert time.monotonic() < give_up, "it is not started again"
+        time.sleep(0.02)

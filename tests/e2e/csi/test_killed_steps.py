@@ -47,36 +47,42 @@ def end(cluster: Cluster, part: str) -> None:
         kill(cluster.broker, part)
 
 
-@pytest.mark.parametrize("part", [FRONT, MOUNTER, PLUGIN, BROKER])
-def test_publish(cluster: Cluster, tmp_path: Path, part: str) -> None:
-    for step in PUBLISH:
-        with cluster.kubelet.new_pod(SPEC) as running, ThreadPoolExecutor() as beside:
-            running.set_up_volume(EmptyDir(SOCKETS))
-            log = tmp_path / step
-            with slow(cluster.broker, step, HELD, log):
-                publishing = beside.submit(running.set_up_volume, running.csi_volume())
-                wait_until(lambda log=log, step=step: f"{step}(" in log.read_text())  # type: ignore[misc]
-                end(cluster, part)
-            publishing.result(60)
-            # What is made and what is done away with by another front comes a moment later.
-            layers = ["tmpfs", "fuse"]
-            wait_until(lambda: [each.fstype for each in cluster.node.mounts(running.target())] == layers)  # noqa: B023
-            sockets = running.volume_path(EmptyDir(SOCKETS))
-            assert [path.name for path in sockets.iterdir()] == [SOCKET], step
-        assert cluster.kubelet.left() == [], step
+def is_unfinished(path: Path) -> bool:
+    """Whether it is a socket that the broker had not given its name yet when all of it was killed. Nobody knows it then
+    for the broker's, and it goes with its directory."""
+    return path.name.startswith(".fusermount3-broker.") and path.is_socket()
 
 
-@pytest.mark.parametrize("part", [FRONT, MOUNTER, PLUGIN, BROKER])
-def test_unpublish(cluster: Cluster, tmp_path: Path, part: str) -> None:
-    for step in UNPUBLISH:
-        with cluster.kubelet.new_pod(SPEC) as running, ThreadPoolExecutor() as beside:
-            running.set_up_volumes()
-            log = tmp_path / step
-            with slow(cluster.broker, step, HELD, log):
-                unpublishing = beside.submit(running.tear_down_volume, running.csi_volume())
-                wait_until(lambda log=log, step=step: f"{step}(" in log.read_text())  # type: ignore[misc]
-                end(cluster, part)
-            unpublishing.result(60)
-            assert [*running.volume_path(EmptyDir(SOCKETS)).iterdir()] == [], step
-        assert cluster.kubelet.left() == [], step
-        assert cluster.broker.status()["volumes"] == 0
+parts = pytest.mark.parametrize("part", [FRONT, MOUNTER, PLUGIN, BROKER])
+
+
+@parts
+@pytest.mark.parametrize("step", PUBLISH)
+def test_publish(cluster: Cluster, tmp_path: Path, step: str, part: str) -> None:
+    with cluster.kubelet.new_pod(SPEC) as running, ThreadPoolExecutor() as beside:
+        running.set_up_volume(EmptyDir(SOCKETS))
+        log = tmp_path / "strace"
+        with slow(cluster.broker, step, HELD, log):
+            publishing = beside.submit(running.set_up_volume, running.csi_volume())
+            wait_until(lambda: f"{step}(" in log.read_text())
+            end(cluster, part)
+        publishing.result(60)
+        # What another front or mounter makes, or does away with, comes a moment later.
+        wait_until(lambda: [each.fstype for each in cluster.node.mounts(running.target())] == ["tmpfs", "fuse"])
+        sockets = running.volume_path(EmptyDir(SOCKETS))
+        wait_until(lambda: [path.name for path in sockets.iterdir() if not is_unfinished(path)] == [SOCKET])
+
+
+@parts
+@pytest.mark.parametrize("step", UNPUBLISH)
+def test_unpublish(cluster: Cluster, tmp_path: Path, step: str, part: str) -> None:
+    with cluster.kubelet.new_pod(SPEC) as running, ThreadPoolExecutor() as beside:
+        running.set_up_volumes()
+        log = tmp_path / "strace"
+        with slow(cluster.broker, step, HELD, log):
+            unpublishing = beside.submit(running.tear_down_volume, running.csi_volume())
+            wait_until(lambda: f"{step}(" in log.read_text())
+            end(cluster, part)
+        unpublishing.result(60)
+        assert [*running.volume_path(EmptyDir(SOCKETS)).iterdir()] == []
+    assert cluster.broker.status()["volumes"] == 0
