@@ -4,10 +4,15 @@ SHELL := /bin/bash
 # The distribution's Python: its static library is what the proxy is linked with, and its bytecode has to match.
 PYTHON ?= /usr/bin/python3
 VENV := .venv
-PROXY := build/static/fusermount3-proxy
+NATIVE := $(shell dpkg --print-architecture)
+ARCH ?= $(NATIVE)
+PROXY := build/static/$(if $(filter-out $(NATIVE),$(ARCH)),$(ARCH)/)fusermount3-proxy
 
 # What the venv, the lint and the static build need; the end-to-end tests and the demo need the lab's packages, too.
 BUILD_PACKAGES := gcc libc6-dev pkgconf libpython3-dev libsystemd-dev libattr1-dev python3-venv binutils strace
+# What links for another architecture than the machine's.
+CROSS_PACKAGES_amd64 := gcc-x86-64-linux-gnu libc6-dev-amd64-cross
+CROSS_PACKAGES_arm64 := gcc-aarch64-linux-gnu libc6-dev-arm64-cross
 LAB_PACKAGES := $(shell sed 's/\#.*//' tests/lab/apt-packages)
 
 .DEFAULT_GOAL := help
@@ -24,10 +29,23 @@ $(VENV)/installed: setup.cfg pyproject.toml | build-packages
 	touch $@
 
 .PHONY: static
-static: $(PROXY)  ## the static proxy: build/static/fusermount3-proxy
+static: $(PROXY)  ## the static proxy: build/static/fusermount3-proxy; ARCH=arm64: build/static/arm64/fusermount3-proxy
 
-$(PROXY): $(wildcard fusermount3_proxy/*.py packaging/static/*) | build-packages
+SOURCES := $(wildcard fusermount3_proxy/*.py packaging/static/*)
+build/static/fusermount3-proxy: $(SOURCES) | build-packages
 	$(PYTHON) packaging/static/build.py --output $@
+
+.PHONY: deb
+deb: | deb-packages  ## Debian packages for the release that runs here: build/deb/*.deb
+	rm -rf build/deb && mkdir -p build/deb
+	packaging/export build/deb/source
+	cd build/deb/source && dpkg-buildpackage --no-sign
+	rm -rf build/deb/source
+
+build/static/%/fusermount3-proxy: $(SOURCES) | build-packages
+	packaging/install-packages $(CROSS_PACKAGES_$*)
+	packaging/static/foreign-libpython $* $(@D)/libpython
+	$(PYTHON) packaging/static/build.py --output $@ --arch $* --root $(@D)/libpython
 
 .PHONY: demo
 demo: venv static lab-packages  ## an unmodified sshfs mounts in an unprivileged container, told step by step
@@ -72,6 +90,10 @@ PROTOC := build/protoc
 csi: $(PROTOC)/installed  ## generate broker/csi/csi_pb2.py and .pyi from csi.proto, after a change of that
 	$(PROTOC)/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. broker/csi/csi.proto
 
+.PHONY: device-plugin
+device-plugin: $(PROTOC)/installed  ## generate deviceplugin_pb2.py and .pyi in broker/deviceplugin, after a change of the .proto
+	$(PROTOC)/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. broker/deviceplugin/deviceplugin.proto
+
 $(PROTOC)/installed: | build-packages
 	$(PYTHON) -m venv $(PROTOC)
 	$(PROTOC)/bin/pip install --quiet 'grpcio-tools==1.62.3' 'setuptools<81'
@@ -88,3 +110,8 @@ build-packages: PACKAGES := $(BUILD_PACKAGES)
 lab-packages: PACKAGES := $(LAB_PACKAGES)
 build-packages lab-packages:
 	@packaging/install-packages $(PACKAGES)
+
+.PHONY: deb-packages
+deb-packages:
+	@packaging/install-packages build-essential
+	@dpkg-checkbuilddeps 2>/dev/null || { apt-get update -qq && apt-get build-dep -qq --yes ./ >/dev/null; }

@@ -120,8 +120,6 @@ class Call:
         self._known: dict[str, log.Value] = {}
         self._command = ""
         self._warnings: tuple[bytes, ...] = ()
-        #: That of the volume on whose socket this is.
-        self._target = b""
 
     def enter(self) -> None:
         """Find out who calls, and have their account pay for what follows.
@@ -372,7 +370,7 @@ class Call:
             source=plan.source,
             mounted_at=time.time(),
             request=self.id,
-            volume=self._target,
+            mount_id=mounted.mount_id,
         )
 
     def _tell_foreign_pids(self, mounted: Mounted) -> None:
@@ -471,6 +469,8 @@ def _explained(prefix: bytes, request: MountRequest | VolumeRequest | UnmountReq
     except OperationFailed as error:
         if error.step == "access mountpoint":
             prefix = b"failed to access mountpoint %b" % request.mountpoint
+        elif error.step == "mount on the volume":
+            prefix = b"failed to mount on the volume"
         raise Refusal(error.errno, b"%b: %b" % (prefix, os.strerror(error.errno).encode())) from None
     except OperationRefused as error:
         if error.descriptors == 1:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from broker import config, figures, terminal
+from broker import config, figures, injection, terminal
 from fusermount3_proxy import __version__
 
 if TYPE_CHECKING:
@@ -29,6 +29,25 @@ _SOCKETS = click.option(
     multiple=True,
     type=click.Path(path_type=Path),
     help="Listen here instead of where the configuration says; may be repeated.",
+)
+_PROXY = click.option(
+    "--proxy",
+    type=click.Path(path_type=Path),
+    default=injection.DEFAULT_PROXY,
+    show_default=True,
+    help="The static executable on the host.",
+)
+_SOCKET = click.option(
+    "--socket",
+    type=click.Path(path_type=Path),
+    default=config.Socket.path,
+    show_default=True,
+    help="The broker's socket on the host; containers see the directory it is in.",
+)
+_DEVICE_NODE = click.option(
+    "--device-node",
+    is_flag=True,
+    help="Give containers the real /dev/fuse, which clone_fd needs, and not a stand-in that can only be opened.",
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
@@ -178,6 +197,75 @@ def abort(config_path: Path | None, id: str) -> None:  # what it is called in th
     if "error" in answer:
         raise click.ClickException(answer["error"])
     click.echo(terminal.visible(f"aborted {answer['request']}: {answer['mountpoint']}, {answer['type']}"))
+
+
+@main.command("device-plugin")
+@click.option(
+    "--kubelet-dir",
+    type=click.Path(path_type=Path),
+    default=Path("/var/lib/kubelet"),
+    show_default=True,
+    help="kubelet's directory, with device-plugins/ in it.",
+)
+@click.option("--resource", default="fusermount3-proxy.dev/fuse", show_default=True, help="What pods ask for.")
+@click.option(
+    "--count",
+    type=click.IntRange(min=1, max=100_000),
+    default=1000,
+    show_default=True,
+    help="How many containers of the node may have it at the same time.",
+)
+@click.option("--cdi", "by_cdi", is_flag=True, help="Tell kubelet (1.28 or later) only the name of the CDI device.")
+@_PROXY
+@_SOCKET
+@_DEVICE_NODE
+def device_plugin(
+    kubelet_dir: Path, resource: str, count: int, by_cdi: bool, proxy: Path, socket: Path, device_node: bool
+) -> None:
+    """Have kubelet give what it needs to every container that asks for it, in the foreground.
+
+    A container asks by `resources: {limits: {fusermount3-proxy.dev/fuse: 1}}`. The paths are those of the node. With
+    --cdi, the node's container runtime must know the device, see `cdi generate`.
+    """
+    from broker.deviceplugin import plugin
+    from broker.deviceplugin.devices import Devices
+
+    try:
+        devices = Devices(count, injection.injection(proxy, socket, device_node=device_node), by_cdi)
+        plugin.serve(plugin.Settings(kubelet_dir / "device-plugins", resource, devices, socket))
+    except (injection.InjectionError, plugin.PluginError) as error:
+        raise click.ClickException(str(error)) from None
+
+
+@main.group()
+def cdi() -> None:
+    """Have container engines give any container what it needs (Container Device Interface)."""
+
+
+@cdi.command()
+@click.option("--output", type=click.Path(path_type=Path), help="Write the file, for example /etc/cdi/NAME.json.")
+@_PROXY
+@_SOCKET
+@_DEVICE_NODE
+def generate(output: Path | None, proxy: Path, socket: Path, device_node: bool) -> None:
+    """Print the specification of the device fusermount3-proxy.dev/fuse=on.
+
+    With such a file in /etc/cdi, `podman run --device fusermount3-proxy.dev/fuse=on IMAGE` lets FUSE programs of any
+    image mount through the broker.
+    """
+    from broker import cdi
+
+    try:
+        text = cdi.specification(injection.injection(proxy, socket, device_node=device_node))
+        if output is None:
+            click.echo(text, nl=False)
+            return
+        output.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = output.with_name(f"{output.name}.new")  # engines read what ends in .json or .yaml
+        unfinished.write_text(text)
+        unfinished.replace(output)
+    except (injection.InjectionError, OSError) as error:
+        raise click.ClickException(str(error)) from None
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:

@@ -71,6 +71,8 @@ class Front:
     plugin: PluginStarted | None = None
 
     def __post_init__(self) -> None:
+        #: That of the whole broker, where the targets of volumes are.
+        self.mount_namespace = MountNamespace(os.stat("/proc/self/ns/mnt").st_ino)
         most = self.configuration.max_requests
         #: For what the mounter does.
         self.places = Places(most, max(1, most // 4))

@@ -38,7 +38,7 @@ def publish(opened: Descriptors, talk: Conversation, start: plan.StartPublish) -
         raise StepError(errno.EPERM, "check the volume")
     os.fchdir(opened.proc)
     with ExitStack() as held, ExitStack() as undone:
-        with talk.bounded("open the emptyDir"):
+        with talk.bounded(f"open the emptyDir {_text(start.directory.rpartition(b'/')[2])}"):
             assert opened.kubelet is not None
             directory = open_beneath(opened.kubelet, start.directory)
             held.callback(os.close, directory)
@@ -58,10 +58,14 @@ def _sockets(talk: Conversation, directory: int, start: plan.StartPublish, undon
         return []
     listeners = []
     for name, kind in kinds.items():
-        with talk.bounded(f"make the socket {name.decode('utf-8', 'backslashreplace')}"):
+        with talk.bounded(f"make the socket {_text(name)}"):
             listeners.append(_listen(directory, name, kind))
             undone.callback(_remove_socket, directory, name)
     return listeners
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "backslashreplace")
 
 
 def _listen(directory: int, name: bytes, kind: socket.SocketKind) -> socket.socket:

@@ -241,6 +241,8 @@ def _operate(opened: Descriptors, start: Record, descriptors: list[int], front: 
             _survey(opened, talk, start)
         elif isinstance(start, plan.StartAbort):
             _abort(opened, talk, start)
+        elif isinstance(start, plan.StartRecognize):
+            _recognize(opened, talk, start)
         elif isinstance(start, plan.StartCheck):
             _check(opened, talk)
         elif opened.kubelet is None:
@@ -362,15 +364,28 @@ def _letting_go(talk: Conversation, caller: Caller) -> Iterator[None]:
 
 def _reap(opened: Descriptors, talk: Conversation, start: plan.StartReap) -> None:
     """Unmount what is dead of a filesystem, in the mount namespace where it is; nobody asked for that."""
-    with talk.bounded("join"):
-        pidfd = connections.process_in(opened.proc, start.mount_namespace)
-        namespaces.join_user_namespace(pidfd)
-        if namespaces.join_mount_namespace(pidfd, opened.proc) != start.mount_namespace:
-            raise ProcessLookupError(errno.ESRCH, "the process has gone to another mount namespace")
-        syscalls.capset(syscalls.CAP_SYS_ADMIN, syscalls.CAP_SETUID, syscalls.CAP_SETGID, syscalls.CAP_DAC_READ_SEARCH)
+    _join_namespace(opened, talk, start.mount_namespace)
     with talk.bounded("unmount"):
         reaped = mounts.unmount_dead(start.device, opened.locks, talk.seconds)
     talk.say(plan.Reaped(reaped))
+
+
+def _recognize(opened: Descriptors, talk: Conversation, start: plan.StartRecognize) -> None:
+    """Tell which mounts of a namespace there still are."""
+    _join_namespace(opened, talk, start.mount_namespace)
+    with talk.bounded("look"):
+        devices = mounts.still_there(start.mounts)
+    talk.say(plan.Recognized(devices))
+
+
+def _join_namespace(opened: Descriptors, talk: Conversation, mount_namespace: int) -> None:
+    """Join a mount namespace, by one of the processes that are in it, and keep what is needed to unmount there."""
+    with talk.bounded("join"):
+        pidfd = connections.process_in(opened.proc, mount_namespace)
+        namespaces.join_user_namespace(pidfd)
+        if namespaces.join_mount_namespace(pidfd, opened.proc) != mount_namespace:
+            raise ProcessLookupError(errno.ESRCH, "the process has gone to another mount namespace")
+        syscalls.capset(syscalls.CAP_SYS_ADMIN, syscalls.CAP_SETUID, syscalls.CAP_SETGID, syscalls.CAP_DAC_READ_SEARCH)
 
 
 def _survey(opened: Descriptors, talk: Conversation, start: plan.StartSurvey) -> None:

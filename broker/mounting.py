@@ -187,7 +187,8 @@ def _settle(
     talk: Conversation, caller: Caller, wanted: plan.MountPlan, made: int, places: Places, keeping: Keeping
 ) -> None:
     """Give the caller its descriptor, if it hasn't got it, and keep the mount, or undo it."""
-    mounted = plan.Mounted(mounts.look(made).device, caller.mount_namespace, caller.pids.visible)
+    looked = mounts.look(made)
+    mounted = plan.Mounted(looked.device, caller.mount_namespace, caller.pids.visible, looked.lasting_id)
     try:
         if not wanted.sync_init:
             caller.hand_over(wanted)
@@ -236,6 +237,7 @@ def _is_wanted(
         source=wanted.source,
         subtype=wanted.subtype,
         target=keeping.target,
+        mount_id=mounted.mount_id,
     )
     with suppress(OSError):  # the broker is gone, altogether
         keeping.orphans.send(plan.dump(orphan), NOW)

@@ -29,6 +29,11 @@ class Looked(NamedTuple):
     device: int
     mount_id: int
 
+    @property
+    def lasting_id(self) -> int:
+        """The mount id if no other mount will ever have it, else 0."""
+        return self.mount_id if is_unique(self.mount_id) else 0
+
 
 def is_unique(mount_id: int) -> bool:
     """Whether this is an id that no other mount will ever have, and for which statmount(2) can be asked.
@@ -208,6 +213,17 @@ def _copy_of(entry: int) -> int | None:
         if error.errno != errno.EINVAL:
             raise
         return None
+
+
+def still_there(lines: bytes) -> bytes:
+    """Return what `plan.Recognized` has, for the lines of `plan.StartRecognize`."""
+    found = []
+    for line in lines.splitlines():
+        device, mount_id = map(int, line.split())
+        status = _status_of(mount_id, syscalls.STATMOUNT_SB_BASIC) if _UNIQUE else None
+        if status and status.device == device:
+            found.append(b"%d\n" % device)
+    return b"".join(found)
 
 
 def unmount_dead(device: int, locks: int, seconds: int) -> int:

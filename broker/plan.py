@@ -11,6 +11,7 @@ for it. The whole list of what may be said, in order:
     reap       child: Reaped
     survey     child: Surveyed
     abort      child: Aborted
+    recognize  child: Recognized
     check      child: Checked
     publish    child: Published, with the sockets
     eager      front: MountPlan   child: Mounted, with the /dev/fuse descriptor   front: Keep   child: Kept
@@ -129,6 +130,24 @@ class StartAbort(NamedTuple):
 
 class Aborted(NamedTuple):
     """The connection is aborted: who waited for an answer has an error."""
+
+
+class StartRecognize(NamedTuple):
+    """To the mounter, with one descriptor: conversation. Tell which of these mounts there still are.
+
+    `mounts` has a line for each, "DEVICE ID": the device number of its superblock and its unique id, in the mount
+    namespace of that inode.
+    """
+
+    seconds: Seconds
+    mount_namespace: NamespaceInode
+    mounts: bytes
+
+
+class Recognized(NamedTuple):
+    """A line for each mount that there still is: its device number."""
+
+    devices: bytes
 
 
 class StartCheck(NamedTuple):
@@ -329,12 +348,14 @@ class Proceed(NamedTuple):
 class Mounted(NamedTuple):
     """The mount is in place. `device` is the minor number of the superblock, its name under fusectl.
 
-    With `pids_visible` the FUSE program sees the pids of who uses its filesystem, otherwise 0.
+    With `pids_visible` the FUSE program sees the pids of who uses its filesystem, otherwise 0. `mount_id` is the unique
+    id of the mount, by which it is known for as long as it is there, or 0 where the kernel has none.
     """
 
     device: DeviceNumber
     mount_namespace: NamespaceInode
     pids_visible: bool
+    mount_id: int = 0
 
 
 class Keep(NamedTuple):
@@ -375,6 +396,7 @@ class Orphaned(NamedTuple):
     source: bytes
     subtype: bytes
     target: bytes
+    mount_id: int = 0
 
 
 class UnmountFacts(NamedTuple):
@@ -423,6 +445,7 @@ Start = (
     | StartReap
     | StartSurvey
     | StartAbort
+    | StartRecognize
     | StartCheck
     | StartDismissal
     | StartPublish
@@ -437,6 +460,7 @@ Record = (
     | Surveyed
     | Aborted
     | Checked
+    | Recognized
     | Published
     | Unpublished
     | Stated
@@ -470,7 +494,7 @@ def filesystem_type(subtype: bytes) -> str:
 #: After these a child has nothing more to say, and only waits for the end.
 LAST_WORDS = (
     *(Kept, RolledBack, Unmounted, Reaped, Surveyed, Aborted, Checked, HasLetGo, BadDescriptors, Failed),
-    *(Published, Unpublished, Stated),
+    *(Recognized, Published, Unpublished, Stated),
 )
 _vocabulary: Vocabulary[Record] = Vocabulary(Record.__args__)
 dump = _vocabulary.dump

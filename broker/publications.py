@@ -181,6 +181,10 @@ class Publications:
         async with self._operation(b"cannot ask the volume", volume, start) as operation:
             return await operation.expect(Stated)
 
+    def targets_of(self, id: bytes) -> list[bytes]:
+        """Return where the volume of that id is published."""
+        return [volume.target for volume in self._volumes if volume.id == id]
+
     async def restore(self) -> None:
         """Publish again what was published when the last front ended; forget what is gone with its pod."""
         await asyncio.gather(*map(self._restore, self._volumes))
@@ -216,6 +220,10 @@ class Publications:
         """Raise Refusal if another volume is where this one wants to be."""
         if known and known != volume:
             raise PublishedOtherwise(EEXIST, b"it is published there with other attributes, or another volume is")
+        if twin := self._volumes.twin_of(volume):
+            raise Refusal(
+                EBUSY, b"only one pod may have the volume (ReadWriteOncePod), and pod %b has it" % twin.pod.encode()
+            )
         if rival := self._volumes.rival_of(volume):
             raise Refusal(
                 EEXIST,

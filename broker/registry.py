@@ -1,15 +1,15 @@
 """The filesystems that the broker has mounted and that are still alive, kept over restarts.
 
 A mount is known by its FUSE connection: the device number, which names a directory of fusectl, and the inode of that
-directory, because device numbers are used again. Both are the kernel's until it is booted again. So whether a mount
-lives is asked of the kernel, whenever it matters; the table in SQLite only says what the kernel doesn't know: who asked
-for it.
+directory, because device numbers are used again. Both are the kernel's for as long as somebody has fusectl; for when
+nobody had, see `recognition`. So whether a mount lives is asked of the kernel, whenever it matters; the table in SQLite
+only says what the kernel doesn't know: who asked for it.
 """
 
 import os
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import NewType
 
@@ -29,7 +29,7 @@ class Mount:
     `uid` is the caller's in their own user namespace, `pid` that of the process that asked, as the broker sees it (0
     if it doesn't). `connection` is the inode of the FUSE connection, `mounted_at` the time of the request, in seconds
     since the epoch. `request` is the id in the log, `account` who pays. `volume` is the target of the volume on which
-    it is mounted, too; empty if it is on none.
+    it is mounted, too; empty if it is on none. `mount_id` is the unique id of the mount, 0 if it is not known.
     """
 
     device: Device
@@ -46,12 +46,13 @@ class Mount:
     request: str
     account: AccountName
     volume: bytes = b""
+    mount_id: int = 0
 
 
 _COLUMNS = [field.name for field in fields(Mount)]
 #: Columns that tables of earlier versions lack, with what their mounts get for it. A mount without an account is
 #: counted for nobody.
-_ADDED = {"account": "''", "volume": "x''"}
+_ADDED = {"account": "''", "volume": "x''", "mount_id": "0"}
 
 
 class Registry:
@@ -64,7 +65,12 @@ class Registry:
         """
         self._fusectl = fusectl
         (self._database, self.lost), mounts = open_or_begin(directory / "mounts.sqlite", _read)
-        self._mounts = {mount.device: mount for mount in mounts}
+        #: Mounts of an earlier registry that may be there, although their numbers say something else: fusectl may have
+        #: begun anew since (see `recognition`). They are not among the others until it is decided.
+        self.unsure = {
+            mount.device: mount for mount in mounts if mount.mount_id and self._has_another_connection(mount)
+        }
+        self._mounts = {mount.device: mount for mount in mounts if mount.device not in self.unsure}
         #: The mounts of each namespace and of each account.
         self._groups: dict[MountNamespace | AccountName, set[Device]] = {}
         for mount in self._mounts.values():
@@ -89,9 +95,21 @@ class Registry:
             self._drop(mount.device)
         columns, marks = ", ".join(_COLUMNS), ", ".join("?" * len(_COLUMNS))
         values = [getattr(mount, name) for name in _COLUMNS]
-        self._database.execute(f"INSERT INTO mounts ({columns}) VALUES ({marks})", values)
+        self._database.execute(f"INSERT OR REPLACE INTO mounts ({columns}) VALUES ({marks})", values)
         self._mounts[mount.device] = mount
         self._group(mount)
+
+    def decide(self, mount: Mount, there: bool) -> None:
+        """Take a mount that was `unsure` up again if it is there, else forget it."""
+        del self.unsure[mount.device]
+        if there:
+            self.add(replace(mount, connection=self.connection(mount.device)))
+        elif mount.device not in self._mounts:
+            self._database.execute("DELETE FROM mounts WHERE device = ?", [mount.device])
+
+    def _has_another_connection(self, mount: Mount) -> bool:
+        """Whether there is a connection of its number, and it is not that of the mount, as far as its inode tells."""
+        return self.connection(mount.device) not in (0, mount.connection)
 
     def find(self, device: Device) -> Mount | None:
         """Return the live mount of that number."""

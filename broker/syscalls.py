@@ -47,6 +47,7 @@ STATX_ATTR_MOUNT_ROOT = 0x2000
 AT_HANDLE_FID = 0x200
 AT_HANDLE_MNT_ID_UNIQUE = 0x001
 
+STATMOUNT_SB_BASIC = 0x01
 STATMOUNT_MNT_BASIC = 0x02
 STATMOUNT_MNT_POINT = 0x10
 STATMOUNT_FS_TYPE = 0x20
@@ -118,6 +119,7 @@ LANDLOCK_ACCESS_FS_READ_FILE = 1 << 2
 LANDLOCK_ACCESS_FS_READ_DIR = 1 << 3
 LANDLOCK_ACCESS_FS_REMOVE_FILE = 1 << 5
 LANDLOCK_ACCESS_FS_MAKE_REG = 1 << 8
+LANDLOCK_ACCESS_FS_MAKE_SOCK = 1 << 9
 LANDLOCK_ACCESS_FS_TRUNCATE = 1 << 14
 
 NS_GET_USERNS = 0xB701
@@ -262,7 +264,11 @@ def statx_mount(fd: int) -> tuple[int, int]:
     buffer = ctypes.create_string_buffer(256)
     _check(_libc.statx(fd, b"", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, 0, buffer))
     major, minor, mount_id = struct.unpack_from("=IIQ", buffer, 0x88)
-    return major << 20 | minor, mount_id
+    return _device_number(major, minor), mount_id
+
+
+def _device_number(major: int, minor: int) -> int:
+    return major << 20 | minor
 
 
 def is_mount_root(fd: int) -> bool:
@@ -303,6 +309,7 @@ _SIZE_OF_STATMOUNT = 512
 class MountStatus(NamedTuple):
     """What `statmount` was asked for; empty what was not asked, or is not there."""
 
+    device: int
     parent_id: int
     type: bytes
     options: bytes
@@ -326,7 +333,7 @@ def statmount(mount_id: int, mask: int) -> MountStatus:
             if error.errno != errno.EOVERFLOW:
                 raise
             size *= 4
-    (answered,) = struct.unpack_from("=Q", buffer, 8)
+    answered, major, minor = struct.unpack_from("=QII", buffer, 8)
     (parent,) = struct.unpack_from("=Q", buffer, 48)
 
     def string(wanted: int, offset: int) -> bytes:
@@ -336,6 +343,7 @@ def statmount(mount_id: int, mask: int) -> MountStatus:
         return buffer.raw[begin : buffer.raw.index(b"\0", begin)]
 
     return MountStatus(
+        _device_number(major, minor),
         parent,
         type=string(STATMOUNT_FS_TYPE, 36),
         options=string(STATMOUNT_MNT_OPTS, 4),

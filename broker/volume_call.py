@@ -9,7 +9,6 @@ import json
 import os
 import socket
 from dataclasses import replace
-from errno import EBUSY
 
 from broker import log, policy
 from broker.call import Call
@@ -18,9 +17,8 @@ from broker.config import FILESYSTEMS
 from broker.front import Front
 from broker.limits import Account
 from broker.operations import Operation
-from broker.options import Refusal
 from broker.peer import Peer
-from broker.plan import MountFacts, MountPlan, StartVolumeMount
+from broker.plan import Mounted, MountFacts, MountPlan, StartVolumeMount
 from broker.publications import Publication, Publications, Unserved
 from broker.registry import Mount
 from fusermount3_proxy.wire import MountRequest, Reply, UnmountRequest, VolumeRequest
@@ -52,8 +50,6 @@ class VolumeCall(Call):
         self._name = VolumeRequest.OPERATION
         try:
             await super()._mount(peer, account, request)
-        except Refusal as refusal:
-            raise _explained(refusal) from None
         finally:
             if self._lent:
                 self._publication.take_back()
@@ -80,6 +76,10 @@ class VolumeCall(Call):
     def _usual_filesystem(self, request: MountRequest | VolumeRequest) -> int:
         is_pinned = isinstance(request, MountRequest)
         return super()._usual_filesystem(request) if is_pinned else FILESYSTEMS["tmpfs"]  # that of the placeholder
+
+    def _record(self, peer: Peer, request: MountRequest | VolumeRequest, plan: MountPlan, mounted: Mounted) -> Mount:
+        mount = replace(super()._record(peer, request, plan, mounted), volume=self._target)
+        return replace(mount, type=self._lent.mount.type, source=self._lent.mount.source) if self._lent else mount
 
     async def _committed(self) -> bool:
         committed = await super()._committed()
@@ -116,10 +116,7 @@ class OldCall(VolumeCall):
         self.decided(log.INFO, "mounted", device=mount.device, type=mount.type, source=mount.source)
 
     async def _mount_and_give(self) -> Mount:
-        try:
-            device, mount = await self._publications.mount_now(self._publication)
-        except Refusal as refusal:
-            raise _explained(refusal) from None
+        device, mount = await self._publications.mount_now(self._publication)
         try:
             self._give(device)
         finally:
@@ -136,10 +133,3 @@ class OldCall(VolumeCall):
 
     def _send(self, reply: Reply) -> None:
         """They understand no reply."""
-
-
-def _explained(refusal: Refusal) -> Refusal:
-    """Return the refusal in words that say what is the matter with the volume, if that is it."""
-    if refusal.errno != EBUSY:
-        return refusal
-    return Refusal(EBUSY, b"mount failed: another FUSE program serves the volume", warnings=refusal.warnings)

@@ -20,7 +20,8 @@ class Volume:
 
     `directory` is that of the pod's emptyDir in which the socket `name` is. With `old_clients` that is one for the
     clients of meta-fuse-csi-plugin, with ours beside it. An `eager` one is mounted before anybody connects. `options`
-    are mount options, separated by commas; `group` is the volume mount group, or `plan.NO_GROUP`.
+    are mount options, separated by commas; `group` is the volume mount group, or `plan.NO_GROUP`. One that is to be
+    `alone` is published for one pod only.
     """
 
     target: bytes
@@ -34,6 +35,7 @@ class Volume:
     allow_other: bool
     options: bytes
     group: int
+    alone: bool = False
 
     @property
     def sockets(self) -> set[tuple[bytes, bytes]]:
@@ -82,6 +84,11 @@ class Volumes:
         """Return another volume that has a socket where `volume` wants one."""
         others = (each for each in self._volumes.values() if each.target != volume.target)
         return next((each for each in others if each.sockets & volume.sockets), None)
+
+    def twin_of(self, volume: Volume) -> Volume | None:
+        """Return the same volume at another target, if one of the two is to be alone."""
+        others = (each for each in self._volumes.values() if each.target != volume.target and each.id == volume.id)
+        return next((each for each in others if each.alone or volume.alone), None)
 
     def note_taken(self, target: bytes) -> None:
         """Write down that a FUSE program has the descriptor of the filesystem that was made when this was published."""

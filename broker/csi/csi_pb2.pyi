@@ -7,6 +7,17 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class VolumeHealthErrorType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    UNKNOWN_VOLUME_HEALTH_TYPE: _ClassVar[VolumeHealthErrorType]
+    DEGRADED: _ClassVar[VolumeHealthErrorType]
+    INACCESSIBLE: _ClassVar[VolumeHealthErrorType]
+    DATA_LOSS: _ClassVar[VolumeHealthErrorType]
+UNKNOWN_VOLUME_HEALTH_TYPE: VolumeHealthErrorType
+DEGRADED: VolumeHealthErrorType
+INACCESSIBLE: VolumeHealthErrorType
+DATA_LOSS: VolumeHealthErrorType
+
 class GetPluginInfoRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -49,11 +60,13 @@ class PluginCapability(_message.Message):
             VOLUME_ACCESSIBILITY_CONSTRAINTS: _ClassVar[PluginCapability.Service.Type]
             GROUP_CONTROLLER_SERVICE: _ClassVar[PluginCapability.Service.Type]
             SNAPSHOT_METADATA_SERVICE: _ClassVar[PluginCapability.Service.Type]
+            SNAPSHOT_ACCESSIBILITY_CONSTRAINTS: _ClassVar[PluginCapability.Service.Type]
         UNKNOWN: PluginCapability.Service.Type
         CONTROLLER_SERVICE: PluginCapability.Service.Type
         VOLUME_ACCESSIBILITY_CONSTRAINTS: PluginCapability.Service.Type
         GROUP_CONTROLLER_SERVICE: PluginCapability.Service.Type
         SNAPSHOT_METADATA_SERVICE: PluginCapability.Service.Type
+        SNAPSHOT_ACCESSIBILITY_CONSTRAINTS: PluginCapability.Service.Type
         TYPE_FIELD_NUMBER: _ClassVar[int]
         type: PluginCapability.Service.Type
         def __init__(self, type: _Optional[_Union[PluginCapability.Service.Type, str]] = ...) -> None: ...
@@ -234,6 +247,39 @@ class VolumeCondition(_message.Message):
     message: str
     def __init__(self, abnormal: bool = ..., message: _Optional[str] = ...) -> None: ...
 
+class NodeGetVolumeHealthRequest(_message.Message):
+    __slots__ = ("volume_id", "volume_publish_path", "staging_target_path")
+    VOLUME_ID_FIELD_NUMBER: _ClassVar[int]
+    VOLUME_PUBLISH_PATH_FIELD_NUMBER: _ClassVar[int]
+    STAGING_TARGET_PATH_FIELD_NUMBER: _ClassVar[int]
+    volume_id: str
+    volume_publish_path: str
+    staging_target_path: str
+    def __init__(self, volume_id: _Optional[str] = ..., volume_publish_path: _Optional[str] = ..., staging_target_path: _Optional[str] = ...) -> None: ...
+
+class NodeGetVolumeHealthResponse(_message.Message):
+    __slots__ = ("volume_health",)
+    VOLUME_HEALTH_FIELD_NUMBER: _ClassVar[int]
+    volume_health: VolumeHealth
+    def __init__(self, volume_health: _Optional[_Union[VolumeHealth, _Mapping]] = ...) -> None: ...
+
+class VolumeHealth(_message.Message):
+    __slots__ = ("volume_id", "health_statuses")
+    class VolumeHealthEntry(_message.Message):
+        __slots__ = ("status", "reason", "message")
+        STATUS_FIELD_NUMBER: _ClassVar[int]
+        REASON_FIELD_NUMBER: _ClassVar[int]
+        MESSAGE_FIELD_NUMBER: _ClassVar[int]
+        status: VolumeHealthErrorType
+        reason: str
+        message: str
+        def __init__(self, status: _Optional[_Union[VolumeHealthErrorType, str]] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+    VOLUME_ID_FIELD_NUMBER: _ClassVar[int]
+    HEALTH_STATUSES_FIELD_NUMBER: _ClassVar[int]
+    volume_id: str
+    health_statuses: _containers.RepeatedCompositeFieldContainer[VolumeHealth.VolumeHealthEntry]
+    def __init__(self, volume_id: _Optional[str] = ..., health_statuses: _Optional[_Iterable[_Union[VolumeHealth.VolumeHealthEntry, _Mapping]]] = ...) -> None: ...
+
 class NodeGetCapabilitiesRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -257,6 +303,8 @@ class NodeServiceCapability(_message.Message):
             VOLUME_CONDITION: _ClassVar[NodeServiceCapability.RPC.Type]
             SINGLE_NODE_MULTI_WRITER: _ClassVar[NodeServiceCapability.RPC.Type]
             VOLUME_MOUNT_GROUP: _ClassVar[NodeServiceCapability.RPC.Type]
+            GET_VOLUME_HEALTH: _ClassVar[NodeServiceCapability.RPC.Type]
+            GET_STORAGE_HEALTH: _ClassVar[NodeServiceCapability.RPC.Type]
         UNKNOWN: NodeServiceCapability.RPC.Type
         STAGE_UNSTAGE_VOLUME: NodeServiceCapability.RPC.Type
         GET_VOLUME_STATS: NodeServiceCapability.RPC.Type
@@ -264,6 +312,8 @@ class NodeServiceCapability(_message.Message):
         VOLUME_CONDITION: NodeServiceCapability.RPC.Type
         SINGLE_NODE_MULTI_WRITER: NodeServiceCapability.RPC.Type
         VOLUME_MOUNT_GROUP: NodeServiceCapability.RPC.Type
+        GET_VOLUME_HEALTH: NodeServiceCapability.RPC.Type
+        GET_STORAGE_HEALTH: NodeServiceCapability.RPC.Type
         TYPE_FIELD_NUMBER: _ClassVar[int]
         type: NodeServiceCapability.RPC.Type
         def __init__(self, type: _Optional[_Union[NodeServiceCapability.RPC.Type, str]] = ...) -> None: ...

@@ -114,6 +114,16 @@ class Desk:
         return Done(request.number)
 
     async def _stat(self, request: Stat) -> requests.Record:
+        """Answer for the target that is worst, if the request says none."""
+        answer: requests.Record = Refused(request.number, NOT_FOUND, b"no volume is published there")
+        for target in self._publications.targets_of(request.id):
+            if request.target in (b"", target):
+                answer = await self._stat_at(request._replace(target=target))
+                if not isinstance(answer, Stated) or answer.trouble:
+                    break
+        return answer
+
+    async def _stat_at(self, request: Stat) -> requests.Record:
         nothing = _NOTHING_KNOWN._replace(number=request.number)
         try:
             stated = await self._publications.stat(request.target)

@@ -14,16 +14,16 @@ import secrets
 import signal
 import socket
 import sys
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.wrappers_pb2 import BoolValue
 
-from broker import capabilities, log, sockets, syscalls
+from broker import log, sandbox, sockets, syscalls
 from broker.channel import Channel, HungUp
 from broker.csi import csi_pb2, requests, settings, volume
 from broker.csi.csi_pb2 import NodeServiceCapability
@@ -33,8 +33,8 @@ from fusermount3_proxy import __version__, wire
 
 #: Seconds that the front may take for one request. kubelet's own patience is 120 (csiTimeout in pkg/volume/csi).
 PATIENCE = 60
-#: Seconds that requests may take at the end of the process.
-GRACE = 5
+#: Seconds that kubelet may take to hear the last answers.
+GRACE = 1
 
 #: As many requests may be numbered by one process, from a random number on: an answer to the last plugin's is not taken
 #: for one to this one's.
@@ -43,17 +43,23 @@ _NUMBERS = 2**62
 _NODE_CAPABILITIES = (
     NodeServiceCapability.RPC.GET_VOLUME_STATS,
     NodeServiceCapability.RPC.VOLUME_CONDITION,
+    NodeServiceCapability.RPC.GET_VOLUME_HEALTH,
     NodeServiceCapability.RPC.VOLUME_MOUNT_GROUP,
+    NodeServiceCapability.RPC.SINGLE_NODE_MULTI_WRITER,
 )
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Question = requests.Publish | requests.Unpublish | requests.Stat
 Answer = requests.Done | requests.Stated | requests.Refused
-MessageT = TypeVar("MessageT")
+AnswerT = TypeVar("AnswerT", requests.Done, requests.Stated)
 
 
 class NoAnswer(Exception):
     """The front has not answered in time, or can't be asked."""
+
+
+class FrontRefused(volume.Refusal):
+    """The front has refused it, and has told the log."""
 
 
 class Front:
@@ -87,7 +93,13 @@ class Front:
             await asyncio.get_running_loop().sock_sendall(self._channel.socket, requests.dump(record))
 
     async def listen(self) -> None:
-        """Hand on the answers until nobody is there any more who could give one."""
+        """Hand on the answers until nobody is there any more who could give one; who waits for one hears that."""
+        await self._listen()
+        for _, answer in self._unanswered.values():
+            if not answer.done():
+                answer.set_exception(NoAnswer("the broker has ended"))
+
+    async def _listen(self) -> None:
         async with asyncio.TaskGroup() as saying:
             while True:
                 try:
@@ -157,6 +169,7 @@ class Node:
                 "NodePublishVolume": self._publish,
                 "NodeUnpublishVolume": self._unpublish,
                 "NodeGetVolumeStats": self._stats,
+                "NodeGetVolumeHealth": self._health,
                 "NodeGetCapabilities": self._capabilities,
                 "NodeGetInfo": self._info,
             },
@@ -165,23 +178,30 @@ class Node:
     async def _publish(
         self, request: csi_pb2.NodePublishVolumeRequest, context: Context
     ) -> csi_pb2.NodePublishVolumeResponse:
-        async with self._logged("publish", request.volume_id, request.target_path, context):
+        async with self._told("publish", request.volume_id, request.target_path, context):
             await self._ask(volume.publish(request, self._settings), requests.Done)
         return csi_pb2.NodePublishVolumeResponse()
 
     async def _unpublish(
         self, request: csi_pb2.NodeUnpublishVolumeRequest, context: Context
     ) -> csi_pb2.NodeUnpublishVolumeResponse:
-        async with self._logged("unpublish", request.volume_id, request.target_path, context):
+        async with self._told("unpublish", request.volume_id, request.target_path, context):
             await self._ask(volume.unpublish(request, self._settings), requests.Done)
         return csi_pb2.NodeUnpublishVolumeResponse()
 
     async def _stats(
         self, request: csi_pb2.NodeGetVolumeStatsRequest, context: Context
     ) -> csi_pb2.NodeGetVolumeStatsResponse:
-        async with self._logged("stat", request.volume_id, request.volume_path, context):
+        async with self._told("stat", request.volume_id, request.volume_path, context):
             stated = await self._ask(volume.stat(request, self._settings), requests.Stated)
         return volume.stats(stated)
+
+    async def _health(
+        self, request: csi_pb2.NodeGetVolumeHealthRequest, context: Context
+    ) -> csi_pb2.NodeGetVolumeHealthResponse:
+        async with self._told("stat", request.volume_id, request.volume_publish_path, context):
+            stated = await self._ask(volume.health(request, self._settings), requests.Stated)
+        return volume.health_of(request.volume_id, stated)
 
     async def _capabilities(
         self, _: csi_pb2.NodeGetCapabilitiesRequest, __: Context
@@ -193,43 +213,32 @@ class Node:
     async def _info(self, _: csi_pb2.NodeGetInfoRequest, __: Context) -> csi_pb2.NodeGetInfoResponse:
         return csi_pb2.NodeGetInfoResponse(node_id=self._settings.node_id)
 
-    async def _ask(self, question: Question, wanted: type[MessageT]) -> MessageT:
-        """Return the front's answer if it is a `wanted` one. Raises volume.Refusal."""
+    async def _ask(self, question: Question, wanted: type[AnswerT]) -> AnswerT:
+        """Return the front's answer, a `wanted` one. Raises volume.Refusal, a FrontRefused if the front refuses."""
         try:
             answer = await self._front.ask(question)
         except NoAnswer as error:
             raise volume.Refusal(requests.UNAVAILABLE, str(error)) from None
         if isinstance(answer, requests.Refused):
-            raise volume.Refusal(answer.code, answer.text.decode("utf-8", "replace"))
+            raise FrontRefused(answer.code, answer.text.decode("utf-8", "replace"))
         if not isinstance(answer, wanted):
             raise volume.Refusal(requests.INTERNAL, "the broker has answered something else")
         return answer
 
     @asynccontextmanager
-    async def _logged(self, operation: str, volume_id: str, target: str, context: Context) -> AsyncIterator[None]:
-        """Log how the block ends; tell kubelet if it refuses."""
-        begun = time.monotonic()
-
-        def write(priority: int, outcome: str, code: int) -> None:
-            self._log(
-                priority,
-                f"csi {operation} {outcome}",
-                volume=volume_id,
-                target=target,
-                code=_STATUS[code].name,
-                milliseconds=round(1000 * (time.monotonic() - begun), 1),
-            )
-
+    async def _told(self, operation: str, volume_id: str, target: str, context: Context) -> AsyncIterator[None]:
+        """Tell kubelet if the block refuses, and the log, if the front has not: it logs what it has heard of."""
+        write = partial(self._log, log.WARNING, volume=volume_id, target=target)
         try:
             yield
         except volume.Refusal as refusal:
-            write(log.WARNING, f"refused: {refusal.text}", refusal.code)
-            named = f" (volume {volume_id})" if refusal.code != requests.INVALID_ARGUMENT else ""
-            await context.abort(_STATUS[refusal.code], refusal.text + named)
+            code = _STATUS[refusal.code]
+            if not isinstance(refusal, FrontRefused):
+                write(f"{operation} refused", code=code.name, text=refusal.text)
+            await context.abort(code, f"{refusal.text} (volume {volume_id})" if volume_id else refusal.text)
         except asyncio.CancelledError:
-            write(log.WARNING, "given up by kubelet", requests.CANCELLED)
+            write(f"{operation} given up by kubelet")
             raise
-        write(log.INFO, "done", requests.OK)
 
 
 #: The codes of gRPC by their numbers.
@@ -264,19 +273,15 @@ def main(arguments: list[str]) -> None:
     connection = socket.socket(fileno=int(descriptor))
     write_log = log.open_log()
     try:
-        _give_up_privilege()
-        asyncio.run(_serve(connection, settings.check(*options), write_log))
+        checked = settings.check(*options)
+        sockets.remove_stale(checked.socket, socket.SOCK_STREAM)
+        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+        if missing := sandbox.enter_as_plugin(checked.socket.parent):
+            write_log(log.WARNING, f"the CSI plugin is confined less than it could be, for want of: {missing}")
+        asyncio.run(_serve(connection, checked, write_log))
     except (SettingsError, OSError) as error:
         write_log(log.ERROR, f"the CSI plugin can't serve: {error}")
         sys.exit(1)
-
-
-def _give_up_privilege() -> None:
-    """Have no capability, and get none by executing a program; be killed with the supervisor. Raises OSError."""
-    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
-    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
-    capabilities.keep()
-    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 async def _serve(connection: socket.socket, settings: Settings, write_log: Log) -> None:
@@ -297,8 +302,6 @@ def _listening(server: grpc.aio.Server, path: Path) -> Iterator[None]:
 
     gRPC itself replaces whatever socket is there, and says little of what goes wrong.
     """
-    path.parent.stat()
-    sockets.remove_stale(path, socket.SOCK_STREAM)
     before = os.umask(0o177)
     try:
         listening = server.add_insecure_port(f"unix:{path}")

@@ -29,7 +29,8 @@ class Publish(NamedTuple):
 
     `target` is where kubelet wants it; `pod` the pod's UID; `directory` that of the pod's emptyDir in which the socket
     `name` is made. With `old_clients` those of meta-fuse-csi-plugin are served at that name, too. `eager`: mount now.
-    `options` are mount options, separated by commas; `group` is the volume mount group, or NO_GROUP.
+    `options` are mount options, separated by commas; `group` is the volume mount group, or NO_GROUP. With `alone` it
+    may be published at no other target (ReadWriteOncePod).
     """
 
     number: int
@@ -44,6 +45,7 @@ class Publish(NamedTuple):
     allow_other: bool
     options: bytes
     group: GroupId
+    alone: bool
 
 
 class Unpublish(NamedTuple):
@@ -55,6 +57,8 @@ class Unpublish(NamedTuple):
 
 
 class Stat(NamedTuple):
+    """Say how the volume is at `target`; if that is empty, wherever it is worst."""
+
     number: int
     id: bytes
     target: bytes

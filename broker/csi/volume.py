@@ -31,8 +31,8 @@ _VOLUME_NAME = re.compile("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _UID = re.compile("[0-9a-zA-Z][-0-9a-zA-Z]{0,127}")
 _TARGET_IN_POD = re.compile("pods/([^/]+)/volumes/.+")
 
-# In bytes. The socket's address has 108, in which a directory and ".seqpacket" must have room.
-_LONGEST_SOCKET_NAME = 64
+# In bytes.
+_LONGEST_SOCKET_NAME = 97  # with ".seqpacket" it is an address: as in `invariants`
 _LONGEST_ID = 1024
 _LONGEST_PATH = 4095
 #: CSI allows as much for the mount flags, and for all attributes.
@@ -87,6 +87,7 @@ def publish(request: csi_pb2.NodePublishVolumeRequest, settings: Settings) -> re
         allow_other=attributes.allow_other,
         options=wanted,
         group=_group(mount.volume_mount_group),
+        alone=mode == _MODES.SINGLE_NODE_SINGLE_WRITER,
     )
 
 
@@ -94,6 +95,14 @@ def unpublish(request: csi_pb2.NodeUnpublishVolumeRequest, settings: Settings) -
     """Return what the front is asked, with the number 0. Raises Refusal."""
     target = _target(request.target_path, settings.kubelet_directory)
     return requests.Unpublish(0, _volume_id(request.volume_id), target.encode())
+
+
+def health(request: csi_pb2.NodeGetVolumeHealthRequest, settings: Settings) -> requests.Stat:
+    """Return what the front is asked, with the number 0. Raises Refusal."""
+    volume_id = _volume_id(request.volume_id)
+    path = request.volume_publish_path
+    target = _target(path, settings.kubelet_directory, outside=NOT_FOUND) if path else ""
+    return requests.Stat(0, volume_id, target.encode())
 
 
 def stat(request: csi_pb2.NodeGetVolumeStatsRequest, settings: Settings) -> requests.Stat:
@@ -126,6 +135,16 @@ def stats(stated: requests.Stated) -> csi_pb2.NodeGetVolumeStatsResponse:
             message=stated.trouble.decode("utf-8", "replace") or "the volume is served",
         ),
     )
+
+
+def health_of(volume_id: str, stated: requests.Stated) -> csi_pb2.NodeGetVolumeHealthResponse:
+    """Return what kubelet is told of how a volume is: nothing, if it is well."""
+    answer = csi_pb2.NodeGetVolumeHealthResponse(volume_health=csi_pb2.VolumeHealth(volume_id=volume_id))
+    if stated.trouble:
+        answer.volume_health.health_statuses.add(
+            status=csi_pb2.INACCESSIBLE, reason="NotServed", message=stated.trouble.decode("utf-8", "replace")
+        )
+    return answer
 
 
 # Fields ------------------------------------------------------------------------------------------------------------

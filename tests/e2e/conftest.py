@@ -9,6 +9,7 @@ descriptors of the broker.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -24,6 +25,9 @@ from tests.lab.programs import whoamifs
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+#: Who is not root, where a test needs somebody.
+USER = 1000
 
 
 class Start(Protocol):
@@ -157,6 +161,30 @@ def broker(session_broker: Broker) -> Iterator[Broker]:
     """A broker with the default configuration, that other tests use, too."""
     with nothing_left(session_broker):
         yield session_broker
+
+
+@pytest.fixture(scope="module")
+def impatient_broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
+    """A broker with the deadlines that the module wants, by `DEADLINES`."""
+    lines = [f"{name} = {seconds}" for name, seconds in request.module.DEADLINES.items()]
+    with Broker("\n".join(["[deadlines]", *lines])) as broker:
+        settle(broker)
+        yield broker
+
+
+@pytest.fixture
+def users(tmp_path: Path) -> Path:
+    """A directory of the user's, on the way to which every user may look."""
+    for path in (tmp_path, *tmp_path.parents[:2]):
+        path.chmod(0o755)
+    return make_mountpoint(tmp_path, "user")
+
+
+def make_mountpoint(directory: Path, name: str, uid: int = USER) -> Path:
+    path = directory / name
+    path.mkdir()
+    os.chown(path, uid, uid)
+    return path
 
 
 @pytest.fixture

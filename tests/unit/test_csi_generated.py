@@ -6,24 +6,18 @@ import ast
 from pathlib import Path
 
 import pytest
-from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto, FileDescriptorSet
-from grpc_tools import protoc
+from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 
 from broker.csi import csi_pb2
+from tests.csi.protos import described
 
 ROOT = Path(__file__).parents[2]
-SOURCE = "broker/csi/csi.proto"
 
 
 @pytest.fixture(scope="module")
-def declared(tmp_path_factory: pytest.TempPathFactory) -> FileDescriptorProto:
+def declared() -> FileDescriptorProto:
     """What this machine's compiler makes of csi.proto."""
-    output = tmp_path_factory.mktemp("protoc") / "set"
-    well_known = Path(protoc.__file__).parent / "_proto"
-    arguments = ["protoc", f"-I{ROOT}", f"-I{well_known}", f"--descriptor_set_out={output}", SOURCE]
-    assert protoc.main(arguments) == 0
-    (file,) = FileDescriptorSet.FromString(output.read_bytes()).file
-    return file
+    return described(ROOT, "broker/csi/csi.proto")
 
 
 def test_the_messages_are_those_of_the_source(declared: FileDescriptorProto) -> None:

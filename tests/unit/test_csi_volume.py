@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ from hypothesis import strategies as st
 
 from broker.csi import requests, settings, volume
 from broker.csi.csi_pb2 import (
+    INACCESSIBLE,
+    NodeGetVolumeHealthRequest,
     NodeGetVolumeStatsRequest,
     NodePublishVolumeRequest,
     NodeUnpublishVolumeRequest,
@@ -79,6 +83,7 @@ def test_a_volume_without_attributes_has_the_defaults() -> None:
         allow_other=True,
         options=b"",
         group=requests.NO_GROUP,
+        alone=False,
     )
 
 
@@ -100,6 +105,15 @@ def test_the_attributes_say_otherwise() -> None:
 
 def test_every_attribute_is_a_field() -> None:
     assert {field for field, _ in volume.ATTRIBUTES.values()} == set(volume.Attributes._fields)
+
+
+def test_every_attribute_is_documented_with_its_default() -> None:
+    page = (Path(__file__).parents[2] / "docs/kubernetes.md").read_text()
+    section = page.split("\n## volumeAttributes\n")[1].split("\n## ")[0]
+    documented = dict(re.findall(r"^\| `(\w+)` \|(?: `([^`]*)`)?", section, re.MULTILINE))
+    assert documented.keys() == volume.ATTRIBUTES.keys()
+    defaults = {name: documented[name] for name in ("fdPassingEmptyDirName", "fdPassingSocketName", "mountTiming")}
+    assert publish(context=defaults) == publish()
 
 
 def test_what_kubelet_adds_is_no_attribute() -> None:
@@ -127,7 +141,7 @@ def test_what_kubelet_adds_is_no_attribute() -> None:
         ),
         (
             {"fdPassingSocketName": "a/b"},
-            "volumeAttributes: 'fdPassingSocketName' must be the name of a file, of at most 64 bytes, not 'a/b'",
+            "volumeAttributes: 'fdPassingSocketName' must be the name of a file, of at most 97 bytes, not 'a/b'",
         ),
         ({"mountOptions": "allow_everybody"}, "mountOptions: unknown option 'allow_everybody'"),
         ({"mountOptions": "blkdev"}, "mountOptions: option blkdev is privileged"),
@@ -137,7 +151,7 @@ def test_a_wrong_attribute_is_named(context: dict[str, str], words: str) -> None
     assert refused(context=context) == words
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/abs", "x" * 65, "ä" * 33, "new\nline", "nul\0"])
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/abs", "x" * 98, "ä" * 49, "new\nline", "nul\0"])
 def test_a_socket_has_the_name_of_a_file(name: str) -> None:
     assert "'fdPassingSocketName' must be the name of a file" in refused(context={"fdPassingSocketName": name})
 
@@ -191,6 +205,11 @@ def test_a_volume_is_read_only_if_anybody_says_so(mode: int, readonly: bool, opt
 
 
 # Capability
+
+
+def test_one_pod_alone_has_a_volume_only_if_its_access_mode_is_that() -> None:
+    alone = {mode for mode in MODES.Mode.values() if mode != MODES.UNKNOWN and publish(mode=mode).alone}
+    assert alone == {MODES.SINGLE_NODE_SINGLE_WRITER}
 
 
 def test_a_block_volume_is_refused() -> None:
@@ -324,7 +343,7 @@ def test_whatever_kubelet_says_is_refused_or_can_be_asked(
     assert published.pod in published.directory.split(b"/")
 
 
-# Unpublish and stats
+# Unpublish, stats and health
 
 
 def test_unpublish_and_stat_name_volume_and_target() -> None:
@@ -333,6 +352,10 @@ def test_unpublish_and_stat_name_volume_and_target() -> None:
     assert volume.unpublish(unpublish, SETTINGS) == requests.Unpublish(0, b"v", target)
     stat = NodeGetVolumeStatsRequest(volume_id="v", volume_path=TARGET)
     assert volume.stat(stat, SETTINGS) == requests.Stat(0, b"v", target)
+    health = NodeGetVolumeHealthRequest(volume_id="v", volume_publish_path=TARGET)
+    assert volume.health(health, SETTINGS) == requests.Stat(0, b"v", target)
+    anywhere = NodeGetVolumeHealthRequest(volume_id="v")
+    assert volume.health(anywhere, SETTINGS) == requests.Stat(0, b"v", b"")
 
 
 @pytest.mark.parametrize(
@@ -345,14 +368,18 @@ def test_unpublish_and_stat_name_volume_and_target() -> None:
         (NodeGetVolumeStatsRequest(volume_path="some/path"), INVALID_ARGUMENT),
         (NodeGetVolumeStatsRequest(volume_id="v"), INVALID_ARGUMENT),
         (NodeGetVolumeStatsRequest(volume_id="v", volume_path="some/path"), NOT_FOUND),
+        (NodeGetVolumeHealthRequest(volume_publish_path=TARGET), INVALID_ARGUMENT),
+        (NodeGetVolumeHealthRequest(volume_id="v", volume_publish_path="some/path"), NOT_FOUND),
     ],
 )
 def test_what_is_missing_or_elsewhere_is_refused(
-    request_: NodeUnpublishVolumeRequest | NodeGetVolumeStatsRequest, code: int
+    request_: NodeUnpublishVolumeRequest | NodeGetVolumeStatsRequest | NodeGetVolumeHealthRequest, code: int
 ) -> None:
     with pytest.raises(volume.Refusal) as caught:
         if isinstance(request_, NodeUnpublishVolumeRequest):
             volume.unpublish(request_, SETTINGS)
+        elif isinstance(request_, NodeGetVolumeHealthRequest):
+            volume.health(request_, SETTINGS)
         else:
             volume.stat(request_, SETTINGS)
     assert caught.value.code == code
@@ -371,6 +398,13 @@ def test_a_volume_in_trouble_says_so() -> None:
     answer = volume.stats(requests.Stated(0, False, 0, 0, 0, 0, 0, b"no FUSE program serves it"))
     assert (answer.volume_condition.abnormal, answer.volume_condition.message) == (True, "no FUSE program serves it")
     assert [usage.total for usage in answer.usage] == [0, 0]
+
+
+def test_the_health_of_a_volume_says_nothing_unless_it_is_in_trouble() -> None:
+    well = volume.health_of("v", requests.Stated(0, True, 9, 9, 9, 9, 9, b""))
+    assert (well.volume_health.volume_id, list(well.volume_health.health_statuses)) == ("v", [])
+    (entry,) = volume.health_of("v", requests.Stated(0, False, 0, 0, 0, 0, 0, b"hangs")).volume_health.health_statuses
+    assert (entry.status, entry.reason, entry.message) == (INACCESSIBLE, "NotServed", "hangs")
 
 
 def test_a_filesystem_with_more_free_than_there_is_uses_nothing() -> None:
