@@ -87,7 +87,7 @@ class Target:
     def make(self) -> None:
         """Make the directory and mount the placeholder; what is there already stays. Raises OSError.
 
-        FileExistsError: what is there is no directory, or has something else mounted on it.
+        FileExistsError: what is there is no directory, or something that is not the broker's is in it or mounted on it.
         """
         with suppress(FileExistsError):
             os.mkdir(self._name, 0o750, dir_fd=self.directory)
@@ -98,6 +98,8 @@ class Target:
                 return
             if syscalls.is_mount_root(entry):
                 raise FileExistsError(errno.EEXIST, "something else is mounted there")
+            if not marks.is_marked(entry) and os.listdir(b"self/fd/%d" % entry):
+                raise FileExistsError(errno.EEXIST, "something else is there")
             try:
                 _attach_placeholder(entry)
             except OSError:

@@ -220,6 +220,20 @@ def test_what_somebody_else_has_mounted_at_the_target_stays(tmp_path: Path) -> N
     with_volume(tmp_path, body)
 
 
+def test_a_directory_in_which_something_is_becomes_no_target(tmp_path: Path) -> None:
+    """So nobody's directory is hidden, such as those of other plugins."""
+
+    def body(front: OwnedFront, volume: Volume) -> None:
+        volume.target.mkdir()
+        (volume.target / "file").write_text("theirs")
+        assert front.begin(volume.start_publish()).hear() == plan.Failed(errno.EEXIST, b"make the target")
+        assert (volume.target / "file").read_text() == "theirs"
+        (volume.target / "file").unlink()
+        volume.target.rmdir()
+
+    with_volume(tmp_path, body)
+
+
 @pytest.mark.parametrize(
     "start",
     [
