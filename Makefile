@@ -66,9 +66,10 @@ lint: venv  ## ruff and mypy --strict
 	$(VENV)/bin/mypy
 
 .PHONY: bench
-bench: venv static lab-packages  ## latency beside the genuine fusermount3; load: many mounts, callers, cycles, and bounds
+bench: venv static lab-packages  ## latency beside the genuine fusermount3; load: many mounts, callers, cycles, and bounds; volumes
 	$(VENV)/bin/python -m benchmarks.latency
 	$(VENV)/bin/python -m benchmarks.load
+	$(VENV)/bin/python -m benchmarks.volumes
 
 MINUTES := 20
 .PHONY: soak

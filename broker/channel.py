@@ -14,7 +14,8 @@ from types import TracebackType
 
 from fusermount3_proxy import wire
 
-_CLOSE_ON_EXEC = socket.MSG_CMSG_CLOEXEC
+#: Bytes of a descriptor in a message: a C int of Linux.
+_INT = 4
 
 
 class HungUp(Exception):
@@ -52,12 +53,15 @@ class Channel:
         """
         while True:
             try:
-                data, descriptors, flags, _ = socket.recv_fds(self.socket, wire.MAX_MESSAGE, most, _CLOSE_ON_EXEC)
+                data, ancillary, flags, _ = self.socket.recvmsg(
+                    wire.MAX_MESSAGE, socket.CMSG_LEN(_INT * most), socket.MSG_CMSG_CLOEXEC
+                )
                 break
             except BlockingIOError:
                 await self._readable()
             except OSError:
                 raise HungUp from None
+        descriptors = wire.descriptors(ancillary)
         try:
             wire.check_whole(flags)
             if not data:

@@ -83,7 +83,9 @@ class Front:
         self.dismissals = Dismissals(self.mounter, self.log)
 
     def state(self, mount: Mount) -> str:
-        """Return which of `MOUNT_STATES` the mount is in."""
+        """Return which of `MOUNT_STATES` the mount is in. What waits for its program lives, whoever waits with it."""
+        if mount.awaits_program:
+            return "live"
         return self.states.of(mount.connection, self.configuration.hung_seconds, time.monotonic())
 
     def mount_states(self) -> Counter[str]:

@@ -86,7 +86,7 @@ def _pod(parts: list[bytes]) -> bytes:
 
 def _is_of_pods(parts: list[bytes]) -> bool:
     """Whether that is where kubelet has its pods. Who looks from a pod beside them sees only how far up that is."""
-    if _SERVICE_CLASS.fullmatch(parts[-1]):
+    if parts and _SERVICE_CLASS.fullmatch(parts[-1]):
         parts = parts[:-1]
     if set(parts) == {b"", b".."}:
         return True

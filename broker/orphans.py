@@ -35,7 +35,7 @@ def adopt(front: Front, orphan: plan.Orphaned) -> None:
     device = Device(orphan.device)
     request = orphan.request.decode("ascii", "replace")
     known = front.registry.find(device)
-    if known and not _waits_for_its_program(known, orphan):
+    if known and not (known.awaits_program and known.volume == orphan.target):
         return  # it is written down, or gone, and this is a later one of its number
     account, container = account_of_process(orphan.pid, orphan.uid, front.open_proc)
     front.registry.add(
@@ -58,8 +58,3 @@ def adopt(front: Front, orphan: plan.Orphaned) -> None:
         )
     )
     front.log(log.NOTICE, "adopted a mount whose front was killed", request_id=request, device=device)
-
-
-def _waits_for_its_program(known: Mount, orphan: plan.Orphaned) -> bool:
-    """Whether that is the filesystem of an eager volume, which was made before there was a program to serve it."""
-    return known.pid == 0 and known.volume != b"" and known.volume == orphan.target

@@ -94,22 +94,24 @@ class Publication:
 
         The descriptor stays the property of this.
         """
+        self._drop_what_was_begun()
         if self._held is None or self._is_lent:
             return None
         self._is_lent = True
         return self._held
 
     def take_back(self) -> None:
-        """The program to which it was lent has not said that it serves.
-
-        It may have begun, and ended then: no other can go on with a connection whose first request it has read.
-        """
+        """The program to which it was lent has not said that it serves."""
         self._is_lent = False
-        if self._held and not _has_unread(self._held.device):
-            self._volumes.note_taken(self.volume.target)
-            self._is_unwanted = True
         if self._is_unwanted:
             self._let_go()
+        self._drop_what_was_begun()
+
+    def _drop_what_was_begun(self) -> None:
+        """Let go of what no program can serve any more: one has begun, and has ended, or the connection was aborted."""
+        if self._held and not self._is_lent and not _has_unread(self._held.device):
+            self._let_go()
+            self._volumes.note_taken(self.volume.target)
 
     def hand_over(self) -> None:
         """A FUSE program serves the filesystem from now on."""
@@ -339,6 +341,7 @@ class Publications:
             request=id,
             account=AccountName(""),
             volume=volume.target,
+            mount_id=mounted.mount_id,
         )
 
     # Around it -------------------------------------------------------------------------------------------------

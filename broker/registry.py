@@ -48,6 +48,11 @@ class Mount:
     volume: bytes = b""
     mount_id: int = 0
 
+    @property
+    def awaits_program(self) -> bool:
+        """Whether this is the filesystem of a volume that was mounted before there was a program to serve it."""
+        return self.volume != b"" and self.pid == 0
+
 
 _COLUMNS = [field.name for field in fields(Mount)]
 #: Columns that tables of earlier versions lack, with what their mounts get for it. A mount without an account is

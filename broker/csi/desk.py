@@ -19,11 +19,14 @@ from broker.csi.requests import (
     INVALID_ARGUMENT,
     NOT_FOUND,
     UNAVAILABLE,
+    Answer,
     Done,
     Publish,
+    Question,
     Refused,
     Stat,
     Stated,
+    TurnedAway,
     Unpublish,
 )
 from broker.front import Front
@@ -76,10 +79,15 @@ class Desk:
                 continue
             if request == Done(0):
                 self._front.log(log.INFO, "the CSI plugin serves")
-            else:
+            elif isinstance(request, TurnedAway):
+                if request.operation in (b"publish", b"unpublish"):
+                    self._front.requests[f"{request.operation.decode()} refused"] += 1
+            elif isinstance(request, Question):
                 task = asyncio.create_task(self._serve(request))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
+            else:
+                self._front.log(log.ERROR, f"the CSI plugin has said what is no request: {type(request).__name__}")
 
     async def end(self, seconds: float) -> None:
         """Wait so long for what is under way; then leave it to the next front."""
@@ -89,9 +97,9 @@ class Desk:
                 task.cancel()
             await asyncio.gather(*remaining, return_exceptions=True)
 
-    async def _serve(self, request: requests.Record) -> None:
+    async def _serve(self, request: Question) -> None:
         try:
-            answer = await self._answer(request)
+            answer: Answer = await self._answer(request)
         except PublishedOtherwise as refusal:
             answer = _refused(request.number, ALREADY_EXISTS, refusal)
         except Refusal as refusal:
@@ -101,21 +109,19 @@ class Desk:
             answer = Refused(request.number, INTERNAL, b"internal error of the broker")
         await self._say(answer)
 
-    async def _answer(self, request: requests.Record) -> requests.Record:
+    async def _answer(self, request: Question) -> Answer:
         """Raises Refusal."""
         if isinstance(request, Publish):
-            await self._publications.publish(_volume(request))
+            await self._publications.publish(volume_of(request))
         elif isinstance(request, Unpublish):
             await self._publications.unpublish(request.target)
-        elif isinstance(request, Stat):
-            return await self._stat(request)
         else:
-            return Refused(request.number, INTERNAL, b"that is no request")
+            return await self._stat(request)
         return Done(request.number)
 
-    async def _stat(self, request: Stat) -> requests.Record:
+    async def _stat(self, request: Stat) -> Answer:
         """Answer for the target that is worst, if the request says none."""
-        answer: requests.Record = Refused(request.number, NOT_FOUND, b"no volume is published there")
+        answer: Answer = Refused(request.number, NOT_FOUND, b"no volume is published there")
         for target in self._publications.targets_of(request.id):
             if request.target in (b"", target):
                 answer = await self._stat_at(request._replace(target=target))
@@ -123,7 +129,7 @@ class Desk:
                     break
         return answer
 
-    async def _stat_at(self, request: Stat) -> requests.Record:
+    async def _stat_at(self, request: Stat) -> Answer:
         nothing = _NOTHING_KNOWN._replace(number=request.number)
         try:
             stated = await self._publications.stat(request.target)
@@ -156,7 +162,8 @@ class Desk:
                 self._front.log(log.ERROR, f"the CSI plugin can't be told: {error}")
 
 
-def _volume(request: Publish) -> Volume:
+def volume_of(request: Publish) -> Volume:
+    """Return the volume that is to be published."""
     fields = request._asdict()
     del fields["number"]
     return Volume(**{**fields, "pod": request.pod.decode("ascii", "replace")})

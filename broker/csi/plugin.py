@@ -1,4 +1,4 @@
-"""The plugin's process: it speaks gRPC to kubelet, and asks the front; the only one that imports grpc.
+"""The plugin's process: it speaks gRPC to kubelet, and asks the front.
 
     python -I -m broker.csi.plugin FRONT-FD ENDPOINT NODE-ID DRIVER-NAME KUBELET-DIR
 
@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +27,7 @@ from broker import log, sandbox, sockets, syscalls
 from broker.channel import Channel, HungUp
 from broker.csi import csi_pb2, requests, settings, volume
 from broker.csi.csi_pb2 import NodeServiceCapability
+from broker.csi.requests import Answer, Question
 from broker.csi.settings import Settings, SettingsError
 from broker.log import Log
 from fusermount3_proxy import __version__, wire
@@ -49,8 +50,6 @@ _NODE_CAPABILITIES = (
 )
 
 Context = grpc.aio.ServicerContext[Any, Any]
-Question = requests.Publish | requests.Unpublish | requests.Stat
-Answer = requests.Done | requests.Stated | requests.Refused
 AnswerT = TypeVar("AnswerT", requests.Done, requests.Stated)
 
 
@@ -92,6 +91,12 @@ class Front:
         async with self._sending:
             await asyncio.get_running_loop().sock_sendall(self._channel.socket, requests.dump(record))
 
+    async def note(self, record: requests.TurnedAway) -> None:
+        """Say what needs no answer, unless the front is away."""
+        with suppress(TimeoutError, OSError):
+            async with asyncio.timeout(1):
+                await self.say(record)
+
     async def listen(self) -> None:
         """Hand on the answers until nobody is there any more who could give one; who waits for one hears that."""
         await self._listen()
@@ -115,10 +120,8 @@ class Front:
                     self._hand_on(record)
 
     async def _say_again(self, question: Question) -> None:
-        try:
+        with suppress(OSError):  # `listen` hears that, too
             await self.say(question)
-        except OSError:
-            pass  # `listen` hears that, too
 
     def _hand_on(self, record: Answer) -> None:
         _, answer = self._unanswered.get(record.number, (None, None))
@@ -227,7 +230,7 @@ class Node:
 
     @asynccontextmanager
     async def _told(self, operation: str, volume_id: str, target: str, context: Context) -> AsyncIterator[None]:
-        """Tell kubelet if the block refuses, and the log, if the front has not: it logs what it has heard of."""
+        """Tell kubelet if the block refuses; and the log, unless the front has, which logs what it hears of."""
         write = partial(self._log, log.WARNING, volume=volume_id, target=target)
         try:
             yield
@@ -235,7 +238,9 @@ class Node:
             code = _STATUS[refusal.code]
             if not isinstance(refusal, FrontRefused):
                 write(f"{operation} refused", code=code.name, text=refusal.text)
-            await context.abort(code, f"{refusal.text} (volume {volume_id})" if volume_id else refusal.text)
+                await self._front.note(requests.TurnedAway(operation.encode()))
+            named = f" (volume {volume.printable(volume_id)})" if volume_id else ""
+            await context.abort(code, refusal.text + named)
         except asyncio.CancelledError:
             write(f"{operation} given up by kubelet")
             raise

@@ -3,6 +3,7 @@
     plugin: Publish     front: Done or Refused
     plugin: Unpublish   front: Done or Refused
     plugin: Stat        front: Stated or Refused
+    plugin: TurnedAway
 
 Each answer has the `number` of its request; many may be under way at once. The plugin has checked what kubelet said
 (`volume`) and decides nothing else. All paths are relative to kubelet's directory.
@@ -64,6 +65,12 @@ class Stat(NamedTuple):
     target: bytes
 
 
+class TurnedAway(NamedTuple):
+    """The plugin has refused a request itself. The front counts those, so that there is one count of all."""
+
+    operation: bytes
+
+
 class Done(NamedTuple):
     number: int
 
@@ -89,7 +96,9 @@ class Refused(NamedTuple):
     text: bytes
 
 
-Record = Publish | Unpublish | Stat | Done | Stated | Refused
+Question = Publish | Unpublish | Stat
+Answer = Done | Stated | Refused
+Record = Question | TurnedAway | Answer
 _vocabulary: Vocabulary[Record] = Vocabulary(Record.__args__)
 dump = _vocabulary.dump
 load = _vocabulary.load

@@ -29,7 +29,8 @@ _READER_ONLY = (_MODES.SINGLE_NODE_READER_ONLY, _MODES.MULTI_NODE_READER_ONLY)
 _VOLUME_NAME = re.compile("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 #: What the UID of a pod looks like: a UUID, or 32 hexadecimal digits of a static pod.
 _UID = re.compile("[0-9a-zA-Z][-0-9a-zA-Z]{0,127}")
-_TARGET_IN_POD = re.compile("pods/([^/]+)/volumes/.+")
+#: Where kubelet has the volumes of a pod, in its directory: what is in that of its pods is there, or nowhere.
+_TARGET_IN_POD = re.compile(r"pods/([^/]+)/volumes/kubernetes\.io~csi/[^/]+/mount")
 
 # In bytes.
 _LONGEST_SOCKET_NAME = 97  # with ".seqpacket" it is an address: as in `invariants`
@@ -47,7 +48,7 @@ class Refusal(Exception):
     def __init__(self, code: Code, text: str) -> None:
         super().__init__(code, text)
         self.code = code
-        self.text = text
+        self.text = printable(text)
 
 
 class Attributes(NamedTuple):
@@ -204,6 +205,8 @@ def _pod(target: str, told: str) -> str:
     Raises Refusal.
     """
     in_target = _TARGET_IN_POD.fullmatch(target)
+    if target.startswith("pods/") and not in_target:
+        raise Refusal(INVALID_ARGUMENT, f"{_quoted(target)} is not where kubelet has the volumes of a pod")
     pod = in_target[1] if in_target else told
     if not pod:
         why = f"neither the target path nor the CSIDriver's podInfoOnMount ({_POD_UID}) names a pod"
@@ -230,6 +233,11 @@ def _parsed(text: bytes) -> options.MountOptions:
     except options.Refusal as refusal:
         reason = refusal.text[:_LONGEST_QUOTE].decode("utf-8", "replace")
         raise Refusal(INVALID_ARGUMENT, f"mountOptions: {reason}") from None
+
+
+def printable(text: str) -> str:
+    """Return `text` with escapes for what would break a line, or is not to be seen."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def _quoted(text: str) -> str:

@@ -95,14 +95,22 @@ def settle(broker: Broker) -> None:
 def nothing_left(broker: Broker, seconds: float = 10) -> Iterator[None]:
     """Check that the broker holds the same after the block as before, that the host has no new FUSE mount, and that
     the broker has met nothing that its authors did not expect."""
-    before, mounts_before = Footprint.of(broker), fuse_mounts_of_host()
+    mounts_before = fuse_mounts_of_host()
+    with nothing_held(broker, seconds):
+        yield
+    assert fuse_mounts_of_host() == mounts_before
+
+
+@contextlib.contextmanager
+def nothing_held(broker: Broker, seconds: float = 10) -> Iterator[None]:
+    """Check that the broker holds the same after the block as before, and has met nothing unexpected."""
+    before = Footprint.of(broker)
     errors = len(broker.records("internal error"))
     yield
     give_up = time.monotonic() + seconds
     while (after := Footprint.of(broker)) != before and time.monotonic() < give_up:
         time.sleep(0.05)  # an operation that was given up ends a moment after its caller
     assert after == before, broker.log.read_text()
-    assert fuse_mounts_of_host() == mounts_before
     assert broker.records("internal error")[errors:] == []
 
 

@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import stat as stat_module
+import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from broker import marks, plan, syscalls, targets
+from broker import marks, plan, syscalls, targets, twins
 from broker.descriptors import Descriptors
 from tests.e2e.conftest import wait_until
 from tests.e2e.hostile import in_private_namespace
@@ -435,6 +436,7 @@ def reader(path: Path, seen: Path) -> int:
     if child:
         return child
     with suppress(BaseException):
+        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
         syscalls.unshare(syscalls.CLONE_NEWNS)
         run(["mount", "--make-rslave", "/"])
         last = ""
@@ -522,5 +524,419 @@ def test_what_replaces_a_dead_mount_and_is_not_kept_leaves_it_as_it_was(tmp_path
         with pytest.raises(OSError, match="not connected"):
             volume.file.read_bytes()
         another.kill()
+
+    with_volume(tmp_path, body)
+
+
+# A program that hangs ------------------------------------------------------------------------------------------
+
+
+def hanging(front: OwnedFront, volume: Volume) -> tuple[Program, int]:
+    """Return a program that answers nothing, and the pid of a process that waits for it for ever."""
+    program = serve(front, volume, hangs=True)
+    run(["mount", "-t", "fusectl", "fusectl", "/sys/fs/fuse/connections"])
+    waiting = os.fork()
+    if waiting == 0:
+        with suppress(BaseException):
+            syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+            volume.file.read_bytes()
+        os._exit(0)
+    wait_until(lambda: _connection(volume, "waiting") != "0\n")
+    return program, waiting
+
+
+def _connection(volume: Volume, name: str) -> str:
+    _, _, number = volume.mounts()[-1].device.partition(":")
+    return Path(f"/sys/fs/fuse/connections/{number}/{name}").read_text()
+
+
+def test_a_volume_whose_program_hangs_is_said_to_hang_in_time(tmp_path: Path) -> None:
+    def body(front: OwnedFront, volume: Volume) -> None:
+        publish(front, volume)
+        program, waiting = hanging(front, volume)
+        begun = time.monotonic()
+        said = stat(front, volume, seconds=1)
+        assert (said.published, said.served, said.errno) == (True, False, errno.ETIMEDOUT)
+        assert time.monotonic() - begun < PATIENCE
+        program.kill()
+        os.waitpid(waiting, 0)
+        assert stat(front, volume).errno == errno.ENOTCONN
+
+    with_volume(tmp_path, body)
+
+
+def test_a_volume_whose_program_hangs_is_unpublished_in_time(tmp_path: Path) -> None:
+    """Who waited for the program has an error then."""
+
+    def body(front: OwnedFront, volume: Volume) -> None:
+        publish(front, volume)
+        program, waiting = hanging(front, volume)
+        begun = time.monotonic()
+        unpublish(front, volume, seconds=4)
+        assert time.monotonic() - begun < PATIENCE
+        assert volume.mounts() == []
+        os.waitpid(waiting, 0)
+        program.kill()
+
+    with_volume(tmp_path, body)
+
+
+# Unpublish -----------------------------------------------------------------------------------------------------
+
+
+def nothing(_front: OwnedFront, _volume: Volume) -> None:
+    pass
+
+
+def published(front: OwnedFront, volume: Volume) -> None:
+    publish(front, volume, old_clients=True)
+
+
+def published_twice(front: OwnedFront, volume: Volume) -> None:
+    publish(front, volume)
+    publish(front, volume)
+
+
+def served(front: OwnedFront, volume: Volume) -> None:
+    publish(front, volume)
+    serve(front, volume)
+
+
+def died(front: OwnedFront, volume: Volume) -> None:
+    publish(front, volume)
+    serve(front, volume).kill()
+
+
+def without_its_mounts(front: OwnedFront, volume: Volume) -> None:
+    """As after the node was started again."""
+    publish(front, volume)
+    run(["umount", volume.target])
+
+
+def without_its_directory(front: OwnedFront, volume: Volume) -> None:
+    publish(front, volume)
+    run(["umount", volume.target])
+    volume.target.rmdir()
+
+
+def without_its_emptydir(front: OwnedFront, volume: Volume) -> None:
+    publish(front, volume)
+    (volume.empty_dir / SOCKET).unlink()
+    volume.empty_dir.rmdir()
+
+
+def without_the_pod(front: OwnedFront, volume: Volume) -> None:
+    without_its_emptydir(front, volume)
+    run(["umount", volume.target])
+    volume.target.rmdir()
+    volume.target.parent.rmdir()
+
+
+STATES = (
+    *(nothing, published, published_twice, served, died),
+    *(without_its_mounts, without_its_directory, without_its_emptydir, without_the_pod),
+)
+
+
+@pytest.mark.parametrize("state", STATES, ids=lambda state: state.__name__)
+def test_whatever_is_left_of_a_volume_is_taken_away_and_once_more_is_no_mistake(
+    state: Callable[[OwnedFront, Volume], None], tmp_path: Path
+) -> None:
+    def body(front: OwnedFront, volume: Volume) -> None:
+        state(front, volume)
+        for _ in range(3):
+            unpublish(front, volume)
+            assert volume.mounts() == []
+            assert not volume.target.exists()
+            assert not (volume.empty_dir / SOCKET).exists()
+            assert not (volume.empty_dir / f"{SOCKET}.seqpacket").exists()
+
+    with_volume(tmp_path, body)
+
+
+def test_after_the_node_was_started_again_the_volume_can_be_published(tmp_path: Path) -> None:
+    def body(front: OwnedFront, volume: Volume) -> None:
+        without_its_mounts(front, volume)
+        publish(front, volume)
+        program = serve(front, volume)
+        assert volume.file.read_bytes() == b"hello"
+        program.kill()
+
+    with_volume(tmp_path, body)
+
+
+def test_a_directory_that_somebody_else_has_made_stays_and_so_does_all_that_is_the_pods(tmp_path: Path) -> None:
+    def body(front: OwnedFront, volume: Volume) -> None:
+        volume.target.mkdir()
+        (volume.empty_dir / "directory").mkdir()
+        for plant in (plant_link, plant_fifo, plant_socket):
+            plant(volume.empty_dir / plant.__name__)
+        (volume.empty_dir / "directory/file").write_text("the pod's")
+        before = tree(volume.empty_dir)
+        publish(front, volume)
+        unpublish(front, volume)
+        assert volume.target.is_dir()
+        assert tree(volume.empty_dir) == before
+        volume.target.rmdir()
+
+    with_volume(tmp_path, body)
+
+
+def test_what_the_pod_has_put_in_the_place_of_a_socket_meanwhile_stays(tmp_path: Path) -> None:
+    def body(front: OwnedFront, volume: Volume) -> None:
+        publish(front, volume)
+        path = volume.empty_dir / SOCKET
+        path.rename(volume.empty_dir / "elsewhere")
+        path.write_text("the pod's")
+        unpublish(front, volume)
+        assert path.read_text() == "the pod's"
+
+    with_volume(tmp_path, body)
+
+
+def test_a_pod_that_closes_its_emptydir_does_not_keep_its_volume(tmp_path: Path) -> None:
+    def body(front: OwnedFront, volume: Volume) -> None:
+        publish(front, volume)
+        volume.empty_dir.chmod(0)
+        unpublish(front, volume)
+        assert volume.mounts() == []
+
+    with_volume(tmp_path, body)
+
+
+# Eager ---------------------------------------------------------------------------------------------------------
+
+
+def mount_eagerly(front: OwnedFront, volume: Volume, *, keep: bool = True) -> int:
+    """Return the descriptor of a filesystem at the target that nobody serves yet."""
+    conversation = front.begin(plan.StartEager(PATIENCE, volume.relative(volume.target), plan.NO_GROUP))
+    conversation.say(a_plan(ROOTS_FACTS, allow_other=True))
+    said, (device,) = conversation.hear_with_descriptors()
+    assert isinstance(said, plan.Mounted)
+    conversation.say(plan.Keep() if keep else plan.Undo())
+    assert conversation.hear() == (plan.Kept() if keep else plan.RolledBack())
+    conversation.close()
+    return device
+
+
+ROOTS_FACTS = plan.MountFacts(0, 0, stat_module.S_IFDIR, False, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_who_looks_into_an_eager_volume_waits_for_its_program(pinned: bool, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    place = tmp_path / "own"
+    place.mkdir()
+
+    def body(front: OwnedFront, volume: Volume) -> None:
+        publish(front, volume)
+        device = mount_eagerly(front, volume)
+        child = reader(volume.file, seen)
+        wait_until(lambda: seen.exists() and seen.read_text() == "ready\n")
+        program = Program(front, volume, b"1", place=place if pinned else None, namespace=True)
+        conversation = program.mount(program.begin(held=device))
+        assert volume.types() == ["tmpfs", "fuse"]
+        program.keep(conversation)
+        os.close(device)
+        wait_until(partial(says, seen, 1))
+        assert seen.read_text() == "ready\n1\n"
+        mounted = (Path(f"/proc/{program.pid}/root") / place.relative_to("/") / "file").exists()
+        assert mounted == pinned
+        program.kill()
+        wait_until(lambda: seen.read_text().endswith("ENOTCONN\n"))
+        program = serve(front, volume, b"2")
+        wait_until(partial(says, seen, 2))
+        program.kill()
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+    with_volume(tmp_path, body)
+
+
+def test_a_program_that_does_not_take_an_eager_volume_leaves_it_to_the_next(tmp_path: Path) -> None:
+    place = tmp_path / "own"
+    place.mkdir()
+
+    def body(front: OwnedFront, volume: Volume) -> None:
+        publish(front, volume)
+        device = mount_eagerly(front, volume)
+        before = volume.mounts()
+        program = Program(front, volume, place=place, commits=False)
+        conversation = program.mount(program.begin(held=device))
+        program.kill()
+        conversation.say(plan.Undo())
+        assert conversation.hear() == plan.RolledBack()
+        conversation.close()
+        assert volume.mounts() == before
+        assert [mount for mount in mountinfo() if mount.is_fuse] == before[1:]
+        program = Program(front, volume, place=place)
+        program.keep(program.mount(program.begin(held=device)))
+        os.close(device)
+        assert (place / "file").read_bytes() == volume.file.read_bytes() == b"hello"
+        run(["umount", place])
+        program.kill()
+
+    with_volume(tmp_path, body)
+
+
+def test_an_eager_filesystem_that_is_not_kept_is_taken_away(tmp_path: Path) -> None:
+    def body(front: OwnedFront, volume: Volume) -> None:
+        publish(front, volume)
+        os.close(mount_eagerly(front, volume, keep=False))
+        assert volume.types() == ["tmpfs"]
+
+    with_volume(tmp_path, body)
+
+
+@pytest.mark.parametrize("wanted", [{"uid": 1000}, {"root_mode": stat_module.S_IFREG}, {"sync_init": True}], ids=str)
+def test_an_eager_filesystem_is_roots(wanted: dict[str, int], tmp_path: Path) -> None:
+    def body(front: OwnedFront, volume: Volume) -> None:
+        publish(front, volume)
+        conversation = front.begin(plan.StartEager(PATIENCE, volume.relative(volume.target), plan.NO_GROUP))
+        conversation.say(a_plan(ROOTS_FACTS, **wanted))
+        assert conversation.hear() == plan.Failed(errno.EPERM, b"check the plan")
+
+    with_volume(tmp_path, body)
+
+
+def test_a_descriptor_of_another_filesystem_is_not_given_out(tmp_path: Path) -> None:
+    def body(front: OwnedFront, volume: Volume) -> None:
+        publish(front, volume)
+        device, other = mount_eagerly(front, volume), os.open("/dev/fuse", os.O_RDWR)
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        data = b"fd=%d,rootmode=40000,user_id=0,group_id=0" % other
+        syscalls.mount(b"other", bytes(elsewhere), b"fuse", 0, data)
+        program = Program(front, volume)
+        conversation = program.begin(held=other)
+        conversation.say(plan.Ask())
+        facts = conversation.hear()
+        assert isinstance(facts, plan.MountFacts)
+        conversation.say(a_plan(facts))
+        assert conversation.hear() == plan.Failed(errno.EBADF, b"mount")
+        program.kill()
+        os.close(device)
+        os.close(other)
+        run(["umount", elsewhere])
+
+    with_volume(tmp_path, body)
+
+
+# Other containers of the pod -----------------------------------------------------------------------------------
+
+
+def consumer(volume: Volume, place: Path, *, read_only: bool, cgroup: str) -> int:
+    """Have a process of the pod's that has the volume at `place` as it is now, and gets nothing else of it."""
+    directory = _cgroups() / cgroup
+    directory.mkdir()
+    child = os.fork()
+    if child == 0:
+        with suppress(BaseException):
+            syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+            (directory / "cgroup.procs").write_text(str(os.getpid()))
+            syscalls.unshare(syscalls.CLONE_NEWNS)
+            run(["mount", "--make-rprivate", "/"])
+            run(["mount", "--bind", volume.target, place])
+            if read_only:
+                run(["mount", "-o", "remount,bind,ro", place])
+            for mount in reversed(volume.mounts()):
+                run(["umount", mount.mountpoint])
+            (place.parent / f"{place.name}.ready").touch()
+            signal.pause()
+        os._exit(1)
+    wait_until((place.parent / f"{place.name}.ready").exists)
+    return child
+
+
+def _cgroups() -> Path:
+    """Return where a group of processes can be made, which is known to /proc/PID/cgroup by its name."""
+    (mount, *_) = [mount for mount in mountinfo() if mount.fstype == "cgroup2"]
+    return Path(mount.mountpoint)
+
+
+def of(pid: int, place: Path) -> Path:
+    """Return the volume's file as a process sees it."""
+    return Path(f"/proc/{pid}/root") / place.relative_to("/") / "file"
+
+
+def test_containers_that_have_the_dead_filesystem_get_the_new_one_but_only_those_of_the_pod(tmp_path: Path) -> None:
+    """As they were started: what is read-only to one stays so."""
+    places = [tmp_path / name for name in ("plain", "read-only", "foreign")]
+    for place in places:
+        place.mkdir()
+
+    def body(front: OwnedFront, volume: Volume) -> None:
+        publish(front, volume)
+        program = serve(front, volume, b"0")
+        names = [f"test-pod{volume.pod}", f"test-pod{volume.pod.replace('-', '_')}.slice", "test-another-pod"]
+        consumers = [
+            consumer(volume, place, read_only=place is places[1], cgroup=name)
+            for place, name in zip(places, names, strict=True)
+        ]
+        for number in range(1, 4):
+            program.kill()
+            program = serve(front, volume, b"%d" % number)
+            for pid, place in zip(consumers[:2], places, strict=False):
+                wait_until(partial(is_content, b"%d" % number, of(pid, place)))
+                (mount,) = [mount for mount in mountinfo(pid) if mount.is_fuse]
+                assert ("ro" in mount.options) == (place is places[1])
+            assert read(of(consumers[2], places[2])) == b"ENOTCONN"
+        for pid, name in zip(consumers, names, strict=True):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            wait_until(partial(_removed, _cgroups() / name))
+        program.kill()
+
+    with_volume(tmp_path, body)
+
+
+def read(path: Path) -> bytes:
+    """Return what a file says, or the name of the error."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        return errno.errorcode[error.errno or 0].encode()
+
+
+def is_content(content: bytes, path: Path) -> bool:
+    return read(path) == content
+
+
+def _removed(directory: Path) -> bool:
+    with suppress(OSError):  # its last process is about to end
+        directory.rmdir()
+    return not directory.exists()
+
+
+# What a child of the mounter's may have its twin do ------------------------------------------------------------
+
+
+def test_a_twin_attaches_nothing_but_fuse_filesystems(tmp_path: Path) -> None:
+    """Whoever gets hold of the child, which is among a caller's files, gets hold of that."""
+
+    def body(front: OwnedFront, volume: Volume) -> None:
+        publish(front, volume)
+        os.chdir("/proc")
+        kubelet = os.open(tmp_path / "kubelet", os.O_PATH)
+        opened = Descriptors(socket.socket(), kubelet)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        child = os.fork()
+        if child == 0:
+            with suppress(BaseException):
+                ours.close()
+                twins.Attendant(opened, volume.relative(volume.target), False, PATIENCE).attend(theirs)
+            os._exit(0)
+        theirs.close()
+        twin = twins.Twin(ours, PATIENCE)
+        for path in ("/", "/proc", str(volume.target)):
+            copy = syscalls.open_tree(syscalls.AT_FDCWD, path.encode(), targets._CLONE)
+            with pytest.raises(PermissionError):
+                twin.put(copy)
+            os.close(copy)
+        with pytest.raises(FileNotFoundError):
+            twin.clone()
+        ours.close()
+        os.waitpid(child, 0)
+        assert volume.types() == ["tmpfs"]
 
     with_volume(tmp_path, body)

@@ -134,6 +134,7 @@ class Program:
             self.pid = os.fork()
             if self.pid == 0:
                 with contextlib.suppress(BaseException):
+                    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
                     if namespace or user_namespace:
                         _unshare(user_namespace)
                     self._run(address, uid, content, hangs, commits)

@@ -158,6 +158,8 @@ class Pod:
         self.calls: list[Call] = []
         """The calls of NodePublishVolume, in their order."""
         self.restarts: dict[str, int] = {}
+        self.last_logs: dict[str, str] = {}
+        """What containers have said that were started again since."""
         self._unhealthy: dict[str, int] = {}
         self._servers = contextlib.ExitStack()
         self._sandbox: podman.Container | None = None
@@ -337,10 +339,17 @@ class Pod:
 
         `hosts` are more names for 127.0.0.1 (hostAliases of a pod's spec).
         """
-        extra = ["--cgroup-parent", self.cgroup, *(f"--add-host={name}:127.0.0.1" for name in hosts)]
+        names = " ".join(["localhost", *hosts])
+        self._hosts.write_text(f"127.0.0.1\t{names}\n")
+        extra = ["--cgroup-parent", self.cgroup]
         options = podman.Options(user_namespace=not self.spec.host_users, extra=extra)
         sandbox = podman.Container(image_tag(BUSYBOX), options=options, podman=self._podman())
         self._sandbox = sandbox.__enter__()
+
+    @property
+    def _hosts(self) -> Path:
+        """The file that is /etc/hosts of each container; makeHostsMount in pkg/kubelet/kubelet_pods.go."""
+        return self.directory / "etc-hosts"
 
     @property
     def sandbox(self) -> podman.Container:
@@ -360,6 +369,7 @@ class Pod:
             extra += ["--userns", f"container:{self.sandbox.name}"]
         for number, mount in enumerate(spec.mounts):
             extra += ["--mount", self._mount_argument(spec, number, mount)]
+        extra += ["--mount", f"type=bind,src={self._hosts},dst=/etc/hosts"]
         extra += ["--mount", f"type=bind,src={self._file_for_last_words(spec)},dst={spec.last_words}"]
         groups = [*self.spec.supplemental_groups, *([] if self.spec.fs_group is None else [self.spec.fs_group])]
         extra += [word for group in groups for word in ("--group-add", str(group))]
@@ -409,22 +419,23 @@ class Pod:
         if not seen.exists():
             seen.mkdir(mode=0o750, parents=True)
             seen.chmod(0o777)
-        if str(bind) not in [each.mountpoint for each in self.node.mounts(bind)]:
-            bind.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-            bind.mkdir(mode=0o750, exist_ok=True) if seen.is_dir() else bind.touch()
-            self.node.run(["mount", "--no-canonicalize", "--bind", part, bind])
+        self.node.unmount(bind)  # the one of before a restart may be of another filesystem
+        bind.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        bind.mkdir(mode=0o750, exist_ok=True) if seen.is_dir() else bind.touch()
+        self.node.run(["mount", "--no-canonicalize", "--bind", part, bind])
         return bind
 
     def _wait_for(self, container: manifests.Container, probe: manifests.Probe | None) -> None:
         """Return when a probe has succeeded. Raises PodFailed."""
-        for _ in range(probe.failures if probe else 0):
-            assert probe is not None
-            if self[container.name].exec(probe.command, check=False).returncode == 0:
-                return
+        if probe is None:
+            return
+        give_up = time.monotonic() + min(PATIENCE, probe.failures * probe.period)
+        while self[container.name].exec(probe.command, check=False).returncode != 0:
             self.check_loop()
+            if time.monotonic() > give_up:
+                said = self.last_logs.get(container.name, "") + self[container.name].logs()
+                raise PodFailed(f"container {container.name} did not get ready:\n{said}")
             time.sleep(min(probe.period, 1.0))
-        if probe:
-            raise PodFailed(f"container {container.name} did not get ready:\n{self[container.name].logs()}")
 
     def _wait_for_end(self, container: manifests.Container) -> None:
         running = self._containers.pop(container.name)
@@ -457,10 +468,18 @@ class Pod:
 
     def restart(self, spec: manifests.Container) -> None:
         """Start a new container in the place of one that has ended."""
+        self.last_logs[spec.name] = self._containers[spec.name].logs()
         self._containers[spec.name].remove()
         self._unhealthy[spec.name] = 0
         self._start(spec)
         self.restarts[spec.name] = self.restarts.get(spec.name, 0) + 1
+
+    def enter(self) -> None:
+        """Have this process be one of the pod's, without a container: it is in its cgroup then."""
+        (hierarchy, *_) = [path for path in (CGROUPS / "pids", CGROUPS) if (path / "cgroup.procs").exists()]
+        cgroup = Path(f"{hierarchy}{self.cgroup}")
+        cgroup.mkdir(parents=True, exist_ok=True)
+        (cgroup / "cgroup.procs").write_text(str(os.getpid()))
 
     # Tearing down: killPod, then the reconciler of volumes
 
@@ -481,7 +500,7 @@ class Pod:
         if self._sandbox:
             self._sandbox.remove()
             self._sandbox = None
-            self._remove_cgroup()
+        self._remove_cgroup()
 
     def tear_down_volume(self, volume: manifests.Volume, seconds: float = PATIENCE) -> None:
         """Take a volume away, with the binds of parts of it. Raises PodFailed."""
@@ -512,6 +531,7 @@ class Pod:
         if mounts:
             raise PodFailed(f"still mounted: {mounts}")
         shutil.rmtree(self.directory / "containers", ignore_errors=True)
+        self._hosts.unlink(missing_ok=True)
         for directory, _, files in os.walk(self.directory, topdown=False):
             if files:
                 raise PodFailed(f"left in {directory}: {files}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+from collections import Counter
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,16 +49,24 @@ class FakePublications(Publications):
         return found
 
 
-def answer_to(request: requests.Record, volumes: dict[bytes, dict[bytes, plan.Stated | Refusal]]) -> requests.Record:
+def answer_to(
+    request: requests.Record,
+    volumes: dict[bytes, dict[bytes, plan.Stated | Refusal]],
+    before: Iterable[requests.Record] = (),
+    counted: Counter[str] | None = None,
+) -> requests.Record:
+    """Return the answer to `request`, after `before` was said; `counted` is the front's count of requests."""
+
     async def ask() -> requests.Record:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        front: Any = SimpleNamespace(log=lambda *_, **__: None)
+        front: Any = SimpleNamespace(log=lambda *_, **__: None, requests=counted)
         with ours, theirs:
             ours.setblocking(False)
             desk = asyncio.create_task(Desk(front, FakePublications(volumes), theirs).run())
             loop = asyncio.get_running_loop()
             assert requests.load(await loop.sock_recv(ours, wire.MAX_MESSAGE)) == requests.Done(0)
-            await loop.sock_sendall(ours, requests.dump(request))
+            for each in (*before, request):
+                await loop.sock_sendall(ours, requests.dump(each))
             answer = requests.load(await loop.sock_recv(ours, wire.MAX_MESSAGE))
             desk.cancel()
             await asyncio.wait([desk])
@@ -87,6 +97,13 @@ def test_without_a_target_the_worst_is_told() -> None:
     assert not trouble(b"", {b"v": {b"a": WELL, b"b": WELL}, b"w": {b"c": DEAD}})
     assert trouble(b"", {b"v": {b"a": WELL, b"b": HUNG, b"c": WELL}})
     assert not trouble(b"a", {b"v": {b"a": WELL, b"b": HUNG}})
+
+
+def test_what_the_plugin_has_refused_is_counted_with_the_rest() -> None:
+    counted: Counter[str] = Counter()
+    said = [requests.TurnedAway(each) for each in (b"publish", b"publish", b"unpublish", b"stat", b"nonsense")]
+    answer_to(requests.Stat(7, b"v", b"a"), {}, said, counted)
+    assert counted == {"publish refused": 2, "unpublish refused": 1}
 
 
 @pytest.mark.parametrize("target", [b"", b"a", b"b"])

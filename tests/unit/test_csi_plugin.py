@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import select
@@ -14,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,10 +25,11 @@ from google.protobuf.message import Message
 
 from broker.csi import csi_pb2, requests
 from broker.csi.csi_pb2 import NodeServiceCapability, VolumeCapability
+from broker.csi.plugin import Front, NoAnswer
+from broker.csi.requests import Question
 from fusermount3_proxy import __version__, wire
 
 MessageT = TypeVar("MessageT", bound=Message)
-Question = requests.Publish | requests.Unpublish | requests.Stat
 TARGET = "/var/lib/kubelet/pods/0d4f6a2e-1/volumes/kubernetes.io~csi/data/mount"
 #: Seconds that nothing here takes.
 LONG = 30
@@ -69,8 +71,11 @@ class FakeFront:
 
     def _answer(self, ended: socket.socket) -> None:
         while ended not in select.select([self.connection, ended], [], [], LONG)[0]:
-            if answer := self.answer(self.hear_question()):
-                self.say(answer)
+            question = self.hear()
+            if isinstance(question, Question):
+                self.asked.append(question)
+                if answer := self.answer(question):
+                    self.say(answer)
 
 
 class Plugin:
@@ -225,6 +230,7 @@ def test_what_is_wrong_is_refused_and_logged_without_asking(plugin: Plugin) -> N
     assert (record["volume"], record["target"]) == ("csi-1", "/var/lib/kubelet/elsewhere")
     assert (record["code"], record["priority"]) == ("INVALID_ARGUMENT", 4)
     assert record["text"].startswith(text)
+    assert plugin.front.hear() == requests.TurnedAway(b"publish"), "for the front to count; and nothing else"
     plugin.front.connection.setblocking(False)
     with pytest.raises(BlockingIOError):
         plugin.front.hear()
@@ -292,6 +298,24 @@ def test_a_new_front_is_asked_again_what_the_last_one_did_not_answer(plugin: Plu
         plugin.front.say(requests.Done(question.number))
         plugin.front.say(requests.Done(question.number))
         assert call.exception(LONG) is None
+
+
+def test_a_question_that_is_never_answered_ends_by_itself() -> None:
+    """kubelet has more patience than the plugin; less is taken here."""
+
+    async def ask() -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours, theirs:
+            front = Front(ours)
+            with pytest.raises(NoAnswer, match=r"has not answered within 0\.1 seconds"):
+                await front.ask(requests.Unpublish(0, b"csi-1", b"target"), patience=0.1)
+            with suppress(BlockingIOError):
+                while ours.send(b"x"):  # until there is room for no more, and it can't even be asked
+                    pass
+            with pytest.raises(NoAnswer):
+                await front.ask(requests.Unpublish(0, b"csi-1", b"target"), patience=0.1)
+
+    asyncio.run(ask())
 
 
 def test_nonsense_of_a_fake_front_is_passed_over(plugin: Plugin) -> None:

@@ -180,6 +180,10 @@ def test_a_mistake_in_the_options_of_the_persistent_volume_is_named() -> None:
     assert refused(mount_flags=["vers=4.1"]) == "mountOptions: unknown option 'vers=4.1'"
 
 
+def test_what_is_not_printable_is_escaped_in_a_refusal() -> None:
+    assert refused(mount_flags=["a\nb"]) == "mountOptions: unknown option 'a\\nb'"
+
+
 def test_more_options_than_there_is_room_for_are_refused() -> None:
     assert "at most 8192 bytes" in refused(mount_flags=["noatime"] * 2000)
 
@@ -275,9 +279,9 @@ def test_a_target_is_required() -> None:
 
 def test_a_target_is_relative_to_kubelets_directory() -> None:
     other = settings.check("unix:///s", "node", "a.b", "/data/kubelet/")
-    assert publish(target_path=f"/data/kubelet/pods/{POD}/volumes/x/y", settings=other).target.startswith(b"pods/")
+    assert publish(target_path=TARGET.replace("/var/lib", "/data"), settings=other) == publish()
     root = settings.check("unix:///s", "node", "a.b", "/")
-    assert publish(target_path=f"/pods/{POD}/volumes/x/y", settings=root).target.startswith(b"pods/")
+    assert publish(target_path=TARGET.removeprefix("/var/lib/kubelet"), settings=root) == publish()
     assert publish(target_path=TARGET.replace("/pods", "//./pods") + "/") == publish()
 
 
@@ -285,6 +289,14 @@ def test_a_volume_id_is_required() -> None:
     assert refused(volume_id="") == "the volume id is missing"
     assert "none of them NUL" in refused(volume_id="a\0b")
     assert "at most 1024 bytes" in refused(volume_id="x" * 1025)
+
+
+@pytest.mark.parametrize(
+    "path", ["a", "a/volumes", "a/volumes/kubernetes-io~csi/x/mount", "a/volumes/kubernetes.io~csi/x/mount/y"]
+)
+def test_among_kubelets_pods_a_target_is_where_volumes_are(path: str) -> None:
+    words = refused(target_path=f"/var/lib/kubelet/pods/{path}", context={"csi.storage.k8s.io/pod.uid": "a"})
+    assert words == f"'pods/{path}' is not where kubelet has the volumes of a pod"
 
 
 def test_where_the_target_names_no_pod_kubelet_does() -> None:

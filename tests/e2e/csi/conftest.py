@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
-from tests.e2e.conftest import Footprint, fuse_mounts_of_host, nothing_left, settle
+from tests.e2e.conftest import Footprint, nothing_held, settle
 from tests.e2e.csi.pods import DRIVER, lab_images
 from tests.lab.cluster import Cluster
 
@@ -41,7 +41,7 @@ def session_cluster(images: Images) -> Iterator[Cluster]:
 def cluster(session_cluster: Cluster) -> Iterator[Cluster]:
     """A cluster that other tests use, too. After each, its pods must be gone, and what they took of the broker."""
     before = session_cluster.kubelet.left()
-    with nothing_left(session_cluster.broker):
+    with nothing_held(session_cluster.broker):
         yield session_cluster
         assert session_cluster.kubelet.left() == before
 
@@ -54,7 +54,6 @@ def kubelet(cluster: Cluster) -> Kubelet:
 @pytest.fixture
 def run_cluster(images: Images) -> Iterator[RunCluster]:
     """Runs clusters of the test's own, in which parts of the broker may be killed."""
-    mounts_before = fuse_mounts_of_host()
     clusters: list[Cluster] = []
     with contextlib.ExitStack() as stack:
 
@@ -68,4 +67,3 @@ def run_cluster(images: Images) -> Iterator[RunCluster]:
             assert cluster.kubelet.left() == []
             assert Footprint.of(cluster.broker).mounts == ()
             assert cluster.broker.records("internal error") == []
-    assert fuse_mounts_of_host() == mounts_before

@@ -12,7 +12,9 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +27,7 @@ from tests.e2e.conftest import wait_until
 from tests.e2e.csi.pods import DRIVER
 from tests.e2e.hostile import COMMIT, PATIENCE, Client
 from tests.lab.cluster import Cluster
+from tests.lab.csi import CsiError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -238,6 +241,23 @@ def test_a_volume_that_goes_while_a_program_mounts_is_gone(pod: Pod) -> None:
     wait_until(lambda: pod.cluster.broker.mounts() == [])
 
 
+def test_a_dead_filesystem_stays_at_the_target(cluster: Cluster, pod: Pod) -> None:
+    """Who looks into the volume has an error then, and not what looks like an empty volume."""
+    cluster.broker.configure(f"dead_mounts_seconds = 1\n{CONFIGURATION}")
+    cluster.broker.reload()
+    pod.publish()
+    os.close(pod.mount())
+    (dead,) = pod.filesystems()
+    wait_until(lambda: [mount["state"] for mount in cluster.broker.mounts()] == ["dead"])
+    with pytest.raises(OSError, match="Transport endpoint is not connected"):
+        next(cluster.node.seen(pod.target).iterdir(), None)
+    begun = len(cluster.broker.records())
+    for _ in range(3):  # looks at the mounts
+        time.sleep(1)
+        assert pod.filesystems() == [dead]
+    assert len(cluster.broker.records()) == begun
+
+
 # Old clients
 
 
@@ -261,6 +281,7 @@ def test_an_old_client_gets_its_descriptor_without_a_word(pod: Pod, timing: str)
 def test_the_filesystem_of_an_eager_volume_is_for_the_first_who_takes_it(pod: Pod) -> None:
     pod.publish(mountTiming="eager")
     (before,) = pod.filesystems()
+    assert [mount["state"] for mount in pod.cluster.broker.mounts()] == ["live"]
     with pod.connected() as client:
         client.take()
     with pod.connected() as client:
@@ -331,6 +352,44 @@ def test_volumes_are_served_on_whoever_is_killed(pod: Pod, process: str) -> None
     device = pod.mount()
     assert pod.filesystems()[-1] != alive
     os.close(device)
+
+
+@pytest.mark.parametrize("milliseconds", [0, 1, 2, 4, 8, 16])
+@pytest.mark.parametrize("call", ["publish", "unpublish"])
+def test_nothing_is_left_whenever_the_broker_is_killed(cluster: Cluster, call: str, milliseconds: int) -> None:
+    """Kubelet makes its call again, or takes the pod away; either is possible after each step."""
+    for timing in ("onConnect", "eager"):
+        pod = Pod(cluster)
+        if call == "unpublish":
+            pod.publish(mountTiming=timing)
+        asking = threading.Thread(target=_try, args=(pod, call, timing))
+        asking.start()
+        time.sleep(milliseconds / 1000)
+        kill(cluster, "broker")
+        asking.join(PATIENCE)
+        if call == "publish" and timing == "onConnect":
+            pod.publish(mountTiming=timing)
+            os.close(pod.mount())
+        pod.remove()
+
+
+def _try(pod: Pod, call: str, timing: str) -> None:
+    """Make a call during which the broker may end."""
+    with contextlib.suppress(CsiError):
+        if call == "publish":
+            pod.publish(mountTiming=timing)
+        else:
+            pod.unpublish()
+
+
+def test_a_hundred_volumes_come_and_go_at_once(cluster: Cluster) -> None:
+    pods = [Pod(cluster) for _ in range(100)]
+    with ThreadPoolExecutor(len(pods)) as kubelet:
+        list(kubelet.map(Pod.publish, pods))
+        assert cluster.broker.status()["volumes"] == len(pods)
+        assert len(cluster.node.mounts()) == len(pods)
+        list(kubelet.map(Pod.remove, pods))
+    assert cluster.node.mounts() == []
 
 
 def test_kubelet_is_answered_by_the_next_front(pod: Pod) -> None:
