@@ -9,7 +9,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from broker import config, mounter, syscalls
+from broker import cli, config, mounter, syscalls
 from fusermount3_proxy import __version__
 from tests.kubernetes.objects import BASE, CHART, KUSTOMIZATION, name_of, of_base, the, validate
 
@@ -47,6 +47,15 @@ def test_the_broker_can_have_the_capabilities_that_it_needs_and_no_others() -> N
     assert none == "-all" and all(each.startswith("+") for each in added)
     of_the_mounter = {CAPABILITIES[each] for each in mounter.CAPABILITIES}
     assert {f"CAP_{each[1:].upper()}" for each in added} == of_the_mounter | OF_THE_SUPERVISOR
+
+
+def test_the_broker_is_started_with_options_that_it_has() -> None:
+    name = BROKER["command"][-1]
+    command = cli.main.commands[name]
+    options = {word for each in command.params for word in each.opts}
+    given = [word.partition("=")[0] for word in BROKER["args"]]
+    assert set(given) <= options
+    assert {each.opts[0] for each in command.params if each.required} <= set(given)
 
 
 def test_nothing_but_the_broker_is_privileged() -> None:

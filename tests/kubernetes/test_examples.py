@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
+from broker.csi import volume
 from tests.kubernetes.objects import (
     EXAMPLES,
     KUSTOMIZATION,
@@ -85,6 +86,14 @@ def test_it_is_in_the_list_and_in_the_document(example: Path) -> None:
     assert f"../packaging/kubernetes/examples/{example.name})" in DOCUMENT
 
 
+def test_the_document_has_all_attributes_with_their_defaults() -> None:
+    assert set(volume.ATTRIBUTES) == ATTRIBUTES
+    assert volume.Attributes().empty_dir == DEFAULTS["fdPassingEmptyDirName"]
+    assert volume.Attributes().socket == DEFAULTS["fdPassingSocketName"]
+    for name, value in DEFAULTS.items():
+        assert f"| `{name}` | `{value}` |" in DOCUMENT
+
+
 def test_its_volume_is_the_drivers_and_its_attributes_are_known(
     of_example: list[Object], attributes: dict[str, str]
 ) -> None:
@@ -127,8 +136,8 @@ def test_it_keeps_the_pod_security_standard_restricted(pod: Object) -> None:
     assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    for volume in spec["volumes"]:
-        assert volume.keys() - {"name"} <= RESTRICTED_VOLUMES
+    for each in spec["volumes"]:
+        assert each.keys() - {"name"} <= RESTRICTED_VOLUMES
     for container in containers(pod):
         context = container["securityContext"]
         assert context["allowPrivilegeEscalation"] is False
