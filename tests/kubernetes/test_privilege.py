@@ -9,8 +9,8 @@ import pytest
 from broker import mounter
 from tests.e2e.conftest import containers, nothing_left
 from tests.e2e.test_sandbox import bits, status_of
-from tests.kubernetes.objects import of_base, the
 from tests.lab.broker import PROGRAM, Broker
+from tests.lab.cluster import confinement
 from tests.lab.images import BUSYBOX, image_tag
 
 if TYPE_CHECKING:
@@ -25,11 +25,7 @@ OF_THE_SUPERVISOR = (0, 5, 8)
 @pytest.fixture
 def broker() -> Iterator[Broker]:
     """A broker that is started by what comes before its name in the DaemonSet."""
-    spec = the("DaemonSet", of_base())["spec"]["template"]["spec"]
-    words = spec["containers"][0]["command"]
-    before = words[: words.index("fusermount3-broker")]
-    assert before
-    with Broker(command=(*before, PROGRAM)) as broker, nothing_left(broker):
+    with Broker(command=(*confinement(), PROGRAM)) as broker, nothing_left(broker):
         yield broker
 
 

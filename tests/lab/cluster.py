@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import yaml
 
 from tests.lab.broker import PROGRAM, Broker
 from tests.lab.csi import Plugin
@@ -15,6 +18,18 @@ if TYPE_CHECKING:
     from tests.lab.kubelet import Images
 
 NODE_ID = "lab-node"
+
+DAEMONSET = Path(__file__).parents[2] / "packaging/kubernetes/base/daemonset.yaml"
+
+OWN_NAMESPACE = ("unshare", "--mount", "--propagation=unchanged", "--")
+"""A container's mount namespace, as far as kubelet's directory goes: it shares that with the node (Bidirectional)."""
+
+
+def confinement() -> tuple[str, ...]:
+    """Return what starts the broker in the DaemonSet: it takes capabilities away."""
+    spec = yaml.safe_load(DAEMONSET.read_text())["spec"]["template"]["spec"]
+    words = spec["containers"][0]["command"]
+    return tuple(words[: words.index(PROGRAM.name)])
 
 
 class Cluster:
@@ -35,7 +50,8 @@ class Cluster:
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.node)
             self._endpoint.parent.mkdir()
-            broker = Broker(self._configuration, self.node.command(PROGRAM), self._service)
+            command = self.node.command(*OWN_NAMESPACE, *confinement(), PROGRAM)
+            broker = Broker(self._configuration, command, self._service)
             self._broker = stack.enter_context(broker)
             self.wait_until_ready()
             self._stack = stack.pop_all()
