@@ -21,6 +21,7 @@ from broker.deviceplugin import deviceplugin_pb2 as api
 from tests.callers.build import NotReachable, compile_in, compilers, copy_out, downloading
 from tests.callers.conftest import not_run
 from tests.e2e.conftest import wait_until
+from tests.e2e.documented import known_to_engines
 from tests.e2e.sshfs import use_sshfs
 from tests.lab.broker import PROGRAM, PROXY, Broker
 from tests.lab.cache import Cache, recipe_hash
@@ -188,6 +189,21 @@ def test_sshfs_mounts_in_a_container_that_podman_makes_of_what_allocate_answers(
         assert plugin.end() == 0
     with Container(image_tag(SSHFS), options=Options(user=user, extra=podman_options(given))) as container:
         use_sshfs(container, mountpoint)
+
+
+def test_sshfs_mounts_in_a_container_that_gets_the_cdi_device_that_allocate_names(
+    plugin: Plugin, broker: Broker
+) -> None:
+    with FakeKubelet(plugin.directory) as kubelet:
+        plugin.start(broker.socket, "--cdi")
+        with kubelet.plugin() as called:
+            (given,) = called.allocate(["fuse-0"])
+        assert plugin.end() == 0
+    with (
+        known_to_engines(broker),
+        Container(image_tag(SSHFS), options=Options(extra=podman_options(given))) as container,
+    ):
+        use_sshfs(container, "/mnt")
 
 
 # The protocol -------------------------------------------------------------------------------------------------------
