@@ -79,8 +79,12 @@ callers: venv static lab-packages  ## write into docs/compatibility.md which pro
 
 # A compiler this old, for what it writes runs with Debian's protobuf 3.21, as with newer ones from PyPI.
 PROTOC := build/protoc
+.PHONY: csi
+csi: $(PROTOC)/installed  ## generate broker/csi/csi_pb2.py and .pyi from csi.proto, after a change of that
+	$(PROTOC)/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. broker/csi/csi.proto
+
 .PHONY: device-plugin
-device-plugin: $(PROTOC)/installed  ## generate deviceplugin_pb2.py and .pyi in broker/deviceplugin, after a change of the .proto
+device-plugin: $(PROTOC)/installed  ## the same for broker/deviceplugin/deviceplugin.proto
 	$(PROTOC)/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. broker/deviceplugin/deviceplugin.proto
 
 $(PROTOC)/installed: | build-packages

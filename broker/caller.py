@@ -1,5 +1,6 @@
 """The caller of an operation: a child of the mounter joins its namespaces, with its identity as the kernel tells it."""
 
+import errno
 import fcntl
 import os
 import select
@@ -22,17 +23,17 @@ class Caller:
     Real and saved uid stay the mounter's own: they are what decides who may send signals to a process.
     """
 
-    def __init__(self, opened: Descriptors, connection: int) -> None:
-        """Take the request, and the descriptor that it pins. Raises BadRequest, OSError."""
+    def __init__(self, opened: Descriptors, connection: int, pins: int = 1) -> None:
+        """Take the request, and the descriptor that it pins, or none with 0 `pins`. Raises BadRequest, OSError."""
         # A copy: the descriptor itself stays open until this process ends, after the front has closed its own.
         self._connection = socket.socket(fileno=os.dup(connection))
         self._opened = opened
         self.pid = self._credentials()[0]
         self.locks = opened.locks
         descriptors = self.take()
-        if len(descriptors) != 1 or not fcntl.fcntl(descriptors[0], fcntl.F_GETFL) & os.O_PATH:
+        if len(descriptors) != pins or not all(fcntl.fcntl(each, fcntl.F_GETFL) & os.O_PATH for each in descriptors):
             raise BadRequest(len(descriptors))
-        self.pinned = descriptors[0]
+        self.pinned = descriptors[0] if pins else -1
 
     def take(self) -> list[int]:
         """Take what the caller has said, which the front has read; return what came with it. Raises OSError."""
@@ -67,6 +68,11 @@ class Caller:
         look = (syscalls.CAP_DAC_READ_SEARCH,) if self.uid == 0 else ()
         syscalls.capset(syscalls.CAP_SYS_ADMIN, syscalls.CAP_SETUID, syscalls.CAP_SETGID, *look)
 
+    def take_device(self, device: int) -> None:
+        """Take a device that is the caller's already instead of one that is new."""
+        os.close(self.device)
+        self.device = device
+
     def _credentials(self) -> tuple[int, int, int]:
         """Return pid, uid and gid of the caller, as this process sees them at the moment."""
         pid, uid, gid = struct.unpack("iII", self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
@@ -76,6 +82,11 @@ class Caller:
         """Tell the front that the filesystem of `device` is asked next, if that is FUSE. Raises HungUp."""
         if connections.exists(self._opened.fusectl, device):
             talk.say(plan.Entering(device, self.uid, self.mount_namespace))
+
+    def check_serves(self, device: int) -> None:
+        """Raise OSError if what the caller is to get serves another filesystem, as far as the kernel tells."""
+        if connections.served_device(self._opened.proc, "self", self.device) not in (None, device):
+            raise OSError(errno.EBADF, "it serves another filesystem")
 
     def rescue(self, talk: Conversation) -> Rescue:
         """Return the way out of a mount that waits for the FUSE program: that is given up."""
@@ -96,9 +107,9 @@ class Caller:
         """Tell the caller, who waits for it, that its request has been carried out. Raises HungUp."""
         self._send(wire.Reply(request), [])
 
-    def _send(self, reply: wire.Reply, rights: list[tuple[int, int, bytes]]) -> None:
+    def _send(self, reply: wire.Reply, ancillary: list[tuple[int, int, bytes]]) -> None:
         try:
-            self._connection.sendmsg([wire.encode_reply(reply)], rights, NOW)
+            self._connection.sendmsg([wire.encode_reply(reply)], ancillary, NOW)
         except OSError:
             raise HungUp from None
 

@@ -150,7 +150,7 @@ def served_device(proc: int, pid: int | str, descriptor: int) -> int | None:
 
 def descriptors(proc: int) -> Iterator[tuple[int, Served]]:
     """Yield the connection of each /dev/fuse descriptor on the machine, and whose it is."""
-    for pid in _processes(proc):
+    for pid in processes(proc):
         for descriptor in _descriptors_of(proc, pid):
             device = served_device(proc, pid, descriptor)
             if device is not None:
@@ -180,7 +180,7 @@ def _descriptors_of(proc: int, pid: int) -> Iterator[int]:
 
 def process_in(proc: int, mount_namespace: int) -> int:
     """Return the pidfd of a process in the mount namespace of that inode. Raises ProcessLookupError for none."""
-    for pid in _processes(proc):
+    for pid in processes(proc):
         try:
             if os.stat(f"{pid}/ns/mnt", dir_fd=proc).st_ino == mount_namespace:
                 return os.pidfd_open(pid)
@@ -189,7 +189,8 @@ def process_in(proc: int, mount_namespace: int) -> int:
     raise ProcessLookupError(errno.ESRCH, "nobody is in the mount namespace")
 
 
-def _processes(proc: int) -> Iterator[int]:
+def processes(proc: int) -> Iterator[int]:
+    """Yield the pids of the processes that are to be seen in `proc`."""
     directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
     try:
         names = os.listdir(directory)

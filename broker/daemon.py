@@ -18,15 +18,20 @@ from typing import NamedTuple
 
 from broker import config, control, log, orders, sandbox, syscalls
 from broker.config import Configuration, ConfigurationError
+from broker.csi.desk import Desk
 from broker.endpoint import Endpoint
 from broker.front import Front
 from broker.health import Health
 from broker.limits import Accounts
+from broker.log import Log
 from broker.operations import Mounter
 from broker.orphans import expect
+from broker.publications import Publications
 from broker.recognition import recognize
 from broker.registry import Registry
 from broker.server import Server
+from broker.volume_call import OldCall, VolumeCall
+from broker.volumes import Volumes
 from broker.watch import Watch
 from fusermount3_proxy import wire
 
@@ -45,11 +50,12 @@ def main(supervisor: socket.socket) -> None:
 
 
 class _Sockets(NamedTuple):
-    """The sockets on which others come: orphans, administrators, perhaps who wants metrics, and callers."""
+    """The sockets on which others come: orphans, administrators, perhaps who wants metrics and kubelet, and callers."""
 
     orphans: socket.socket
     control: socket.socket
     metrics: socket.socket | None
+    plugin: socket.socket | None
     callers: list[socket.socket]
 
 
@@ -71,7 +77,18 @@ def _begin(supervisor: socket.socket) -> tuple[Front, _Sockets]:
     _limit_connections(front, descriptors)
     control_socket, *callers = [socket.socket(fileno=each) for each in listening]
     metrics = callers.pop(0) if begin.metrics else None
-    return front, _Sockets(socket.socket(fileno=orphans), control_socket, metrics, callers)
+    plugin = callers.pop(0) if begin.volumes else None
+    if begin.volumes:
+        front.volumes = _open_volumes(state_directory, write_log)
+    return front, _Sockets(socket.socket(fileno=orphans), control_socket, metrics, plugin, callers)
+
+
+def _open_volumes(state_directory: Path, write_log: Log) -> Volumes:
+    """Raises OSError, sqlite3.Error."""
+    volumes = Volumes(state_directory)
+    if volumes.lost:
+        write_log(log.ERROR, f"the table of volumes was damaged, a new one is begun: {volumes.lost}")
+    return volumes
 
 
 #: What a connection takes: itself, who it is, what its child says, and as much again for its end.
@@ -122,8 +139,9 @@ async def _run(front: Front, supervisor: socket.socket, sockets: _Sockets) -> No
         front.log(log.INFO, f"serving on {names}", live_mounts=len(front.registry))
         supervisor.send(orders.dump(orders.Ready()))
         watching = asyncio.create_task(Watch(front).run())
-        async with _watched(front, sockets.metrics, stop):
-            await Server(front).run(sockets.callers, stop)
+        server = Server(front)
+        async with _watched(front, sockets.metrics, stop), _published(front, server, sockets.plugin):
+            await server.run(sockets.callers, stop)
         watching.cancel()
 
 
@@ -143,6 +161,25 @@ async def _watched(front: Front, listener: socket.socket | None, stop: asyncio.E
         await asyncio.wait([serving])
 
 
+@asynccontextmanager
+async def _published(front: Front, server: Server, plugin: socket.socket | None) -> AsyncIterator[None]:
+    """Serve volumes, and the plugin that asks for them, if there is one, for as long as the block runs."""
+    if plugin is None or front.volumes is None:
+        yield
+        return
+    publications = Publications(front, front.volumes, server, VolumeCall, OldCall)
+    desk = Desk(front, publications, plugin)
+    working = [asyncio.create_task(publications.restore()), asyncio.create_task(desk.run())]
+    try:
+        yield
+    finally:
+        for task in working:
+            task.cancel()
+        await asyncio.gather(*working, return_exceptions=True)
+        await desk.end(2 * front.configuration.deadlines.operation)
+        publications.close()
+
+
 def _obey(supervisor: socket.socket, front: Front, stop: asyncio.Event) -> None:
     """Do what the supervisor says; stop when it hangs up."""
     try:
@@ -153,6 +190,8 @@ def _obey(supervisor: socket.socket, front: Front, stop: asyncio.Event) -> None:
         return
     if isinstance(order, orders.MounterStarted):
         front.mounter.pid, front.mounter.restarts = order
+    elif isinstance(order, orders.PluginStarted):
+        front.plugin = order
     else:
         front.configuration = _configuration(order, descriptors)
         front.log(log.INFO, "configuration loaded again", configuration=front.configuration.source)

@@ -52,6 +52,12 @@ def allow_mount(wanted: MountPlan) -> bool:
     return b"," not in wanted.max_read + wanted.block_size
 
 
+def allow_eager_mount(wanted: MountPlan) -> bool:
+    """Whether a plan is one for a volume that nobody serves yet: root's, and nobody is there to be asked before."""
+    is_roots = (wanted.uid, wanted.root_mode, wanted.sync_init) == (0, stat.S_IFDIR, False)
+    return is_roots and b"," not in wanted.max_read + wanted.block_size
+
+
 def is_name(name: bytes) -> bool:
     """Whether it is one component of a path, which leads nowhere else than its directory says."""
     return name not in (b"", b".", b"..") and b"/" not in name and len(name) <= 255

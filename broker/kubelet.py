@@ -38,7 +38,7 @@ def publish(opened: Descriptors, talk: Conversation, start: plan.StartPublish) -
         raise StepError(errno.EPERM, "check the volume")
     os.fchdir(opened.proc)
     with ExitStack() as held, ExitStack() as undone:
-        with talk.bounded("open the emptyDir"):
+        with talk.bounded(f"open the emptyDir {_text(start.directory.rpartition(b'/')[2])}"):
             assert opened.kubelet is not None
             directory = open_beneath(opened.kubelet, start.directory)
             held.callback(os.close, directory)
@@ -58,10 +58,14 @@ def _sockets(talk: Conversation, directory: int, start: plan.StartPublish, undon
         return []
     listeners = []
     for name, kind in kinds.items():
-        with talk.bounded(f"make the socket {name.decode('utf-8', 'backslashreplace')}"):
+        with talk.bounded(f"make the socket {_text(name)}"):
             listeners.append(_listen(directory, name, kind))
             undone.callback(_remove_socket, directory, name)
     return listeners
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "backslashreplace")
 
 
 def _listen(directory: int, name: bytes, kind: socket.SocketKind) -> socket.socket:
@@ -175,7 +179,7 @@ class _Left:
         """Open them. Raises OSError."""
         self._held = ExitStack()
         self._connections: list[connections.Connection] = []
-        with suppress(FileNotFoundError, NotADirectoryError), target.topmost() as entry:
+        with suppress(FileNotFoundError, FileExistsError), target.topmost() as entry:
             for mount in target.layers(entry):
                 with suppress(FileNotFoundError):
                     connection = self._held.enter_context(connections.Connection(opened.fusectl, mount.device))
@@ -246,7 +250,7 @@ def stat_volume(opened: Descriptors, talk: Conversation, start: plan.StartStat) 
             target = held.enter_context(Target(opened, start.target))
             entry = held.enter_context(target.topmost())
             layers = target.layers(entry)
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, FileExistsError):
             layers = []
         if not layers:
             talk.say(_NOTHING)

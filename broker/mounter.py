@@ -23,12 +23,15 @@ import stat
 import struct
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from broker import (
     capabilities,
     connections,
+    eager,
     filesystem,
+    invariants,
     kubelet,
     mounting,
     mounts,
@@ -50,6 +53,7 @@ from broker.conversation import (
 )
 from broker.descriptors import Descriptors
 from broker.plan import Record
+from broker.twins import Attendant, Twin
 from fusermount3_proxy import wire
 
 #: What the mounter needs; docs/security.md says for what.
@@ -243,6 +247,10 @@ def _operate(opened: Descriptors, start: Record, descriptors: list[int], front: 
             _check(opened, talk)
         elif opened.kubelet is None:
             raise StepError(errno.EOPNOTSUPP, "serve volumes")
+        elif isinstance(start, plan.StartVolumeMount):
+            _serve_caller_of_volume(opened, talk, start, front, *descriptors[1:])
+        elif isinstance(start, plan.StartEager):
+            eager.mount(opened, talk, start)
         elif isinstance(start, plan.StartPublish):
             kubelet.publish(opened, talk, start)
         elif isinstance(start, plan.StartUnpublish):
@@ -267,7 +275,7 @@ def _operate(opened: Descriptors, start: Record, descriptors: list[int], front: 
 
 def _connections(start: Record, descriptors: list[int]) -> list[socket.socket]:
     """Return the callers' connections among the descriptors that came with a start record."""
-    if isinstance(start, plan.StartMount | plan.StartUnmount):
+    if isinstance(start, plan.StartMount | plan.StartVolumeMount | plan.StartUnmount):
         descriptors = descriptors[:1]
     elif not isinstance(start, plan.StartDismissal):
         descriptors = []
@@ -294,14 +302,59 @@ def _serve_caller(
 ) -> None:
     with talk.bounded("join"):
         caller = Caller(opened, connection)
-        if caller.pid in (front, opened.supervisor):
-            raise PermissionError(errno.EPERM, "the front is no caller")
-        caller.join(opened, namespaces.pidfd_of_peer(connection, pidfd, opened.proc))
-    try:
+        _join(opened, caller, front, connection, pidfd)
+    with _letting_go(talk, caller):
         if isinstance(start, plan.StartMount):
-            mounting.mount(talk, caller, start.commit_seconds, opened.orphans)
+            mounting.mount(talk, caller, start, opened.orphans)
         else:
             unmounting.unmount(talk, caller, start)
+
+
+def _serve_caller_of_volume(
+    opened: Descriptors,
+    talk: Conversation,
+    start: plan.StartVolumeMount,
+    front: int,
+    connection: int,
+    pidfd: int,
+    *held: int,
+) -> None:
+    """Serve the caller in a child; this process is its twin, and ends after it."""
+    if not invariants.allow_target(start.target) or len(held) != start.held:
+        raise StepError(errno.EPERM, "check the volume")
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with talk.bounded("fork"):
+        child = syscalls.fork()
+    if child:
+        try:
+            for descriptor in (ours.detach(), connection, pidfd, *held):
+                os.close(descriptor)
+            Attendant(opened, start.target, start.read_only, start.seconds).attend(theirs)
+            os.waitpid(child, 0)
+        finally:
+            os._exit(0)
+    theirs.close()
+    with talk.bounded("join"):
+        caller = Caller(opened, connection, int(start.pinned))
+        _join(opened, caller, front, connection, pidfd)
+        if held:
+            caller.take_device(held[0])
+    with _letting_go(talk, caller):
+        mounting.mount_volume(talk, caller, start, opened.orphans, Twin(ours, start.seconds))
+
+
+def _join(opened: Descriptors, caller: Caller, front: int, connection: int, pidfd: int) -> None:
+    """Enter the namespaces of the caller, whoever the front says that it is. Raises OSError."""
+    if caller.pid in (front, opened.supervisor):
+        raise PermissionError(errno.EPERM, "the front is no caller")
+    caller.join(opened, namespaces.pidfd_of_peer(connection, pidfd, opened.proc))
+
+
+@contextmanager
+def _letting_go(talk: Conversation, caller: Caller) -> Iterator[None]:
+    """Have nothing open of the caller's after the block."""
+    try:
+        yield
     finally:
         with talk.bounded("let go"):
             caller.let_go()
@@ -309,7 +362,7 @@ def _serve_caller(
 
 def _reap(opened: Descriptors, talk: Conversation, start: plan.StartReap) -> None:
     """Unmount what is dead of a filesystem, in the mount namespace where it is; nobody asked for that."""
-    _join(opened, talk, start.mount_namespace)
+    _join_namespace(opened, talk, start.mount_namespace)
     with talk.bounded("unmount"):
         reaped = mounts.unmount_dead(start.device, opened.locks, talk.seconds)
     talk.say(plan.Reaped(reaped))
@@ -317,13 +370,13 @@ def _reap(opened: Descriptors, talk: Conversation, start: plan.StartReap) -> Non
 
 def _recognize(opened: Descriptors, talk: Conversation, start: plan.StartRecognize) -> None:
     """Tell which mounts of a namespace there still are."""
-    _join(opened, talk, start.mount_namespace)
+    _join_namespace(opened, talk, start.mount_namespace)
     with talk.bounded("look"):
         devices = mounts.still_there(start.mounts)
     talk.say(plan.Recognized(devices))
 
 
-def _join(opened: Descriptors, talk: Conversation, mount_namespace: int) -> None:
+def _join_namespace(opened: Descriptors, talk: Conversation, mount_namespace: int) -> None:
     """Join a mount namespace, by one of the processes that are in it, and keep what is needed to unmount there."""
     with talk.bounded("join"):
         pidfd = connections.process_in(opened.proc, mount_namespace)

@@ -8,52 +8,186 @@ import errno
 import os
 import socket
 import stat
+from collections.abc import Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
-from broker import filesystem, invariants, mounts, plan, syscalls
+from broker import filesystem, invariants, mounts, plan, syscalls, targets
 from broker.caller import NOW, Caller
 from broker.conversation import Conversation, HungUp, StepError
 from broker.plan import Record
+from broker.twins import Twin
 
 #: As whom a user namespace shows those who have no uid in it (/proc/sys/kernel/overflowuid).
 OVERFLOW_UID = 65534
+#: include/uapi/linux/magic.h
+TMPFS_MAGIC = 0x01021994
 
 
-def mount(talk: Conversation, caller: Caller, commit_seconds: int, orphans: socket.socket) -> None:
-    mountpoint = caller.pinned
+class Mountpoint:
+    """Where the caller wants the filesystem: on what it has pinned."""
+
+    STEP = "mount"
+
+    def __init__(self, caller: Caller, talk: Conversation) -> None:
+        self._caller = caller
+        self._talk = talk
+
+    def attach(self, mount: int) -> None:
+        """Raises OSError."""
+        mounts.attach(mount, self._caller.pinned, self._caller.locks, self._talk.seconds)
+
+    def detach(self, mount: int) -> None:
+        """Raises OSError."""
+        mounts.detach(mount, self._caller.pinned, self._caller.locks, self._talk.seconds)
+
+    def keep(self) -> None:
+        pass
+
+
+class Volume:
+    """Where the filesystem of a volume appears besides, or only: at the target, by the hands of the twin."""
+
+    STEP = "mount on the volume"
+
+    def __init__(self, twin: Twin, wanted: plan.MountPlan, but: int) -> None:
+        """`but`: the mount namespace in which the caller has seen to its mounts itself, or 0."""
+        self._twin = twin
+        self._but = but
+        self._owner = mounts.Fuse(wanted.uid, wanted.gid, wanted.allow_other)
+
+    def attach(self, mount: int) -> None:
+        """Raises OSError: EBUSY if somebody serves the volume, ENOENT if it is not published."""
+        try:
+            copy = targets.private_copy(mount)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # it is attached nowhere
+                raise
+            copy = os.dup(mount)
+        try:
+            owner = self._twin.put(copy)
+        finally:
+            os.close(copy)
+        if owner != self._owner:
+            self._twin.withdraw()
+            raise PermissionError(errno.EPERM, "it is not as planned")
+
+    def detach(self, _mount: int) -> None:
+        """Raises OSError."""
+        self._twin.withdraw()
+
+    def keep(self) -> None:
+        self._twin.keep(self._but)
+
+
+Places = Sequence[Mountpoint | Volume]
+
+
+class Keeping(NamedTuple):
+    """What it takes to keep a mount when the front is gone."""
+
+    orphans: socket.socket
+    commit_seconds: int
+    target: bytes
+
+
+def mount(talk: Conversation, caller: Caller, start: plan.StartMount, orphans: socket.socket) -> None:
+    """Mount on what the caller has pinned."""
+    wanted = _agreed(talk, caller)
+    if wanted.sync_init and not _proceeds(talk, caller, wanted):
+        return
+    made = _create(talk, caller, wanted)
+    places = [Mountpoint(caller, talk)]
+    _attach(talk, caller, wanted, made, places)
+    _settle(talk, caller, wanted, made, places, Keeping(orphans, start.commit_seconds, b""))
+
+
+def mount_volume(
+    talk: Conversation, caller: Caller, start: plan.StartVolumeMount, orphans: socket.socket, twin: Twin
+) -> None:
+    """Mount on a volume, and on what the caller has pinned, if anything; only on that, if the volume has it already."""
+    wanted = _agreed(talk, caller)
+    if start.group != plan.NO_GROUP:
+        wanted = wanted._replace(gid=start.group)
+    if wanted.sync_init and not _proceeds(talk, caller, wanted):
+        return
+    places: list[Mountpoint | Volume] = [Mountpoint(caller, talk)] if start.pinned else []
+    if start.held:
+        with talk.bounded("mount"):
+            made = twin.clone()
+            caller.check_serves(mounts.look(made).device)
+    else:
+        made = _create(talk, caller, wanted)
+        places.append(Volume(twin, wanted, caller.mount_namespace if start.pinned else 0))
+    _attach(talk, caller, wanted, made, places)
+    _settle(talk, caller, wanted, made, places, Keeping(orphans, start.commit_seconds, start.target))
+
+
+def _agreed(talk: Conversation, caller: Caller) -> plan.MountPlan:
+    """Return the front's plan, which rests on facts of this process's own. Raises StepError, HungUp, Dismissed."""
     with talk.bounded("access mountpoint"):
-        facts = _mount_facts(talk, caller, mountpoint)
+        facts = _mount_facts(talk, caller, caller.pinned) if caller.pinned >= 0 else _facts_of_volume(caller)
     wanted = talk.hear()
     if not rests_on(wanted, facts):
         talk.say(facts)
         wanted = talk.hear()
     if not isinstance(wanted, plan.MountPlan) or not rests_on(wanted, facts) or not invariants.allow_mount(wanted):
         raise StepError(errno.EPERM, "check the plan")
-    with talk.bounded("mount"):
-        if not invariants.KERNEL_FILESYSTEMS.keys().isdisjoint(mounts.hidden_by(mountpoint)):
-            # An engine that starts a program in the container looks for /proc and /dev/pts there.
-            raise OSError(errno.EPERM, "it would hide a filesystem of the kernel")
-    if wanted.sync_init:
-        caller.hand_over(wanted)
-        talk.say(plan.HandedOver())
-        proceed = talk.hear()
-        if not isinstance(proceed, plan.Proceed):
-            return
-        talk.seconds = proceed.seconds
+    if caller.pinned >= 0:
         with talk.bounded("mount"):
-            caller.take()
+            if not invariants.KERNEL_FILESYSTEMS.keys().isdisjoint(mounts.hidden_by(caller.pinned)):
+                # An engine that starts a program in the container looks for /proc and /dev/pts there.
+                raise OSError(errno.EPERM, "it would hide a filesystem of the kernel")
+    return wanted
+
+
+def _proceeds(talk: Conversation, caller: Caller, wanted: plan.MountPlan) -> bool:
+    """Give the caller its descriptor before there is a mount; whether that is wanted then."""
+    caller.hand_over(wanted)
+    talk.say(plan.HandedOver())
+    proceed = talk.hear()
+    if not isinstance(proceed, plan.Proceed):
+        return False
+    talk.seconds = proceed.seconds
+    with talk.bounded("mount"):
+        caller.take()
+    return True
+
+
+def _create(talk: Conversation, caller: Caller, wanted: plan.MountPlan) -> int:
+    """Return the mount of a new filesystem, attached nowhere. Raises StepError."""
     with talk.bounded("mount"):
         rescue = caller.rescue(talk) if wanted.sync_init else None
-        mount = filesystem.create(wanted, caller.device, caller.pids, rescue)
-        looked = mounts.look(mount)
-    try:
-        mounts.attach(mount, mountpoint, caller.locks, talk.seconds)
-    except OSError as error:
-        raise StepError(error.errno or errno.EIO, "mount") from None
-    if caller.pids.descriptor is not None and not _is_as_planned(mount, wanted):
-        with talk.bounded("roll back"):
-            mounts.detach(mount, mountpoint, caller.locks, talk.seconds)
+        return filesystem.create(wanted, caller.device, caller.pids, rescue)
+
+
+def _attach(talk: Conversation, caller: Caller, wanted: plan.MountPlan, made: int, places: Places) -> None:
+    """Attach the mount everywhere, or nowhere. Raises StepError."""
+    attached: list[Mountpoint | Volume] = []
+    for place in places:
+        try:
+            place.attach(made)
+        except OSError as error:
+            _detach(talk, made, attached)
+            raise StepError(error.errno or errno.EIO, place.STEP) from None
+        attached.append(place)
+    if caller.pids.descriptor is not None and caller.pinned >= 0 and not _is_as_planned(made, wanted):
+        _detach(talk, made, attached)
         raise StepError(errno.EPERM, "check the plan")
+
+
+def _detach(talk: Conversation, made: int, places: Places) -> None:
+    """Take the mount away again, from where it was put last first. Raises StepError."""
+    for place in reversed(places):
+        with talk.bounded("roll back"):
+            place.detach(made)
+
+
+def _settle(
+    talk: Conversation, caller: Caller, wanted: plan.MountPlan, made: int, places: Places, keeping: Keeping
+) -> None:
+    """Give the caller its descriptor, if it hasn't got it, and keep the mount, or undo it."""
+    looked = mounts.look(made)
     mounted = plan.Mounted(looked.device, caller.mount_namespace, caller.pids.visible, looked.lasting_id)
     try:
         if not wanted.sync_init:
@@ -61,17 +195,19 @@ def mount(talk: Conversation, caller: Caller, commit_seconds: int, orphans: sock
         os.close(caller.device)  # at once: whoever keeps a copy keeps a dead daemon's mount from failing
         with suppress(HungUp):  # the front has died; that is seen below
             talk.say(mounted)
-        if not _is_wanted(talk, caller, wanted, mounted, commit_seconds, orphans):
+        if not _is_wanted(talk, caller, wanted, mounted, keeping):
             raise HungUp
+        for place in places:
+            place.keep()
         with talk.bounded("let go"):
-            os.close(mount)
+            os.close(made)
             caller.let_go()
             caller.take()
         talk.say(plan.Kept())
     except HungUp:
+        _detach(talk, made, places)
         with talk.bounded("roll back"):
-            mounts.detach(mount, mountpoint, caller.locks, talk.seconds)
-            os.close(mount)
+            os.close(made)
             caller.let_go()
         talk.say(plan.RolledBack())
 
@@ -81,8 +217,7 @@ def _is_wanted(
     caller: Caller,
     wanted: plan.MountPlan,
     mounted: plan.Mounted,
-    commit_seconds: int,
-    orphans: socket.socket,
+    keeping: Keeping,
 ) -> bool:
     """Whether the mount is to stay: that is for the front to say, and for the caller if there is none any more."""
     try:
@@ -90,7 +225,7 @@ def _is_wanted(
     except HungUp:
         if wanted.sync_init:
             caller.tell(wanted.request)
-        if not caller.commits(commit_seconds):
+        if not caller.commits(keeping.commit_seconds):
             return False
     orphan = plan.Orphaned(
         device=mounted.device,
@@ -100,11 +235,11 @@ def _is_wanted(
         request=wanted.request,
         source=wanted.source,
         subtype=wanted.subtype,
-        target=b"",
+        target=keeping.target,
         mount_id=mounted.mount_id,
     )
     with suppress(OSError):  # the broker is gone, altogether
-        orphans.send(plan.dump(orphan), NOW)
+        keeping.orphans.send(plan.dump(orphan), NOW)
     return True
 
 
@@ -143,6 +278,20 @@ def _mount_facts(talk: Conversation, caller: Caller, mountpoint: int) -> plan.Mo
         filesystem=syscalls.fstatfs_type(mountpoint),
         search_errno=_access(mountpoint, os.X_OK) if stat.S_ISDIR(status.st_mode) else 0,
         access_errno=_access(mountpoint, os.W_OK),
+        mount_namespace=caller.mount_namespace,
+    )
+
+
+def _facts_of_volume(caller: Caller) -> plan.MountFacts:
+    """Return the facts of a volume's target, which is nobody's but the broker's: a directory, on a tmpfs."""
+    return plan.MountFacts(
+        uid=caller.uid,
+        gid=caller.gid,
+        root_mode=stat.S_IFDIR,
+        foreign_sticky=False,
+        filesystem=TMPFS_MAGIC,
+        search_errno=0,
+        access_errno=0,
         mount_namespace=caller.mount_namespace,
     )
 

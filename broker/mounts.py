@@ -246,7 +246,7 @@ def _unmount_if_dead(device: int, place: bytes, locks: int, seconds: int) -> boo
     What lies there topmost is looked at: of several mounts of the filesystem, each has its turn. Nothing is open while
     this waits for the locks: whoever has them may be about to unmount the same.
     """
-    with _opened(place) as entry:
+    with opened(place) as entry:
         looked = look(entry)
         fuse = fuse_if_any(looked.mount_id)
         if looked.device != device or fuse is None or not is_dead(entry, fuse):
@@ -255,7 +255,7 @@ def _unmount_if_dead(device: int, place: bytes, locks: int, seconds: int) -> boo
     if parent is None:
         return False
     with ExitStack() as held, alone(locks, [parent, looked.mount_id], seconds):
-        entry = held.enter_context(_opened(place))  # closed without the lock; see `unmount`
+        entry = held.enter_context(opened(place))  # closed without the lock; see `unmount`
         if look(entry) != looked or _is_covered(looked.mount_id):
             return False
         syscalls.umount2(b"self/fd/%d" % entry, syscalls.MNT_DETACH)
@@ -263,7 +263,7 @@ def _unmount_if_dead(device: int, place: bytes, locks: int, seconds: int) -> boo
 
 
 @contextmanager
-def _opened(place: bytes) -> Iterator[int]:
+def opened(place: bytes) -> Iterator[int]:
     """Give a descriptor of what lies topmost at a path of mountinfo, to look at it. Raises OSError.
 
     No symlink is followed. It is not openat2(2) that sees to that, because systemd forbids it with RestrictSUIDSGID=.
@@ -390,12 +390,12 @@ def _status_of(mount_id: int, mask: int) -> syscalls.MountStatus | None:
         return None
 
 
-def _mountinfo() -> bytes:
-    """Return /proc/self/mountinfo (proc_pid_mountinfo(5)), with a newline before each line and after the last.
+def _mountinfo(process: str = "self") -> bytes:
+    """Return /proc/PID/mountinfo (proc_pid_mountinfo(5)), with a newline before each line and after the last.
 
     Names are what callers like, but for the newlines, which the kernel escapes; carriage returns stand there as such.
     """
-    descriptor = os.open("self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(f"{process}/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
     with open(descriptor, "rb", buffering=0) as file:
         return b"\n" + file.readall()
 
@@ -413,10 +413,13 @@ class Mount(NamedTuple):
     source: bytes
 
 
-def table() -> list[Mount]:
-    """Return all that is mounted in this mount namespace, as mountinfo has it."""
+def table(process: int | None = None) -> list[Mount]:
+    """Return all that is mounted in the mount namespace of this process or of another one, as mountinfo has it.
+
+    Of another one's, what is below its root. Raises OSError if it has ended.
+    """
     found = []
-    for line in _mountinfo().split(b"\n")[1:-1]:
+    for line in _mountinfo("self" if process is None else f"{process}").split(b"\n")[1:-1]:
         before, _, after = line.partition(b" - ")
         mount_id, parent, device, root, place, flags = before.split(b" ")[:6]
         major, _, minor = device.partition(b":")

@@ -52,6 +52,7 @@ def adopt(front: Front, orphan: plan.Orphaned) -> None:
             source=orphan.source,
             mounted_at=time.time(),
             request=request,
+            volume=orphan.target,
             mount_id=orphan.mount_id,
         )
     )

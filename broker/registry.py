@@ -8,13 +8,12 @@ only says what the kernel doesn't know: who asked for it.
 
 import os
 import sqlite3
-import time
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import NewType
 
+from broker.database import make_table, once_a_boot, open_or_begin
 from broker.limits import AccountName
 
 #: The kernel's number of a FUSE superblock's device, the name of its connection in fusectl.
@@ -29,8 +28,8 @@ class Mount:
 
     `uid` is the caller's in their own user namespace, `pid` that of the process that asked, as the broker sees it (0
     if it doesn't). `connection` is the inode of the FUSE connection, `mounted_at` the time of the request, in seconds
-    since the epoch. `request` is the id in the log, `account` who pays. `mount_id` is the unique id of the mount, 0 if
-    it is not known.
+    since the epoch. `request` is the id in the log, `account` who pays. `volume` is the target of the volume on which
+    it is mounted, too; empty if it is on none. `mount_id` is the unique id of the mount, 0 if it is not known.
     """
 
     device: Device
@@ -46,15 +45,14 @@ class Mount:
     mounted_at: float
     request: str
     account: AccountName
+    volume: bytes = b""
     mount_id: int = 0
 
 
-#: What SQLite says of a file that is damaged, no database, or none of ours. Others pass: locked, disk full.
-_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 _COLUMNS = [field.name for field in fields(Mount)]
 #: Columns that tables of earlier versions lack, with what their mounts get for it. A mount without an account is
 #: counted for nobody.
-_ADDED = {"account": "''", "mount_id": "0"}
+_ADDED = {"account": "''", "volume": "x''", "mount_id": "0"}
 
 
 class Registry:
@@ -66,17 +64,7 @@ class Registry:
         Raises OSError, sqlite3.Error.
         """
         self._fusectl = fusectl
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.lost: str | None = None
-        try:
-            self._database, mounts = _open(directory / "mounts.sqlite")
-        except sqlite3.DatabaseError as error:
-            if error.sqlite_errorcode not in _DAMAGE:
-                raise
-            damaged = directory / f"mounts.sqlite.damaged-{int(time.time())}"
-            (directory / "mounts.sqlite").rename(damaged)
-            self.lost = f"{damaged}: {error}"
-            self._database, mounts = _open(directory / "mounts.sqlite")
+        (self._database, self.lost), mounts = open_or_begin(directory / "mounts.sqlite", _read)
         #: Mounts of an earlier registry that may be there, although their numbers say something else: fusectl may have
         #: begun anew since (see `recognition`). They are not among the others until it is decided.
         self.unsure = {
@@ -170,35 +158,9 @@ class Registry:
             self._groups.setdefault(group, set()).add(mount.device)
 
 
-def _open(path: Path) -> tuple[sqlite3.Connection, list[Mount]]:
-    """Open the table and read it. Nothing waits for the disk: a crash of the machine ends the mounts too."""
-    database = sqlite3.connect(path, isolation_level=None)
-    try:
-        database.execute("PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = OFF")
-        database.execute(
-            f"CREATE TABLE IF NOT EXISTS mounts ({_COLUMNS[0]} INTEGER PRIMARY KEY, {', '.join(_COLUMNS[1:])})"
-        )
-        _add_columns(database)
-        _forget_earlier_boots(database)
-        mounts = [Mount(*row) for row in database.execute(f"SELECT {', '.join(_COLUMNS)} FROM mounts")]
-    except sqlite3.Error:
-        database.close()
-        raise
-    return database, mounts
-
-
-def _add_columns(database: sqlite3.Connection) -> None:
-    """Give a table of an earlier version the columns that it lacks; its mounts stay."""
-    there = {name for _, name, *_ in database.execute("PRAGMA table_info(mounts)")}
-    lacking = set(_COLUMNS) - there
-    for name in lacking if lacking <= _ADDED.keys() else ():  # another table is none of ours
-        database.execute(f"ALTER TABLE mounts ADD COLUMN {name} DEFAULT {_ADDED[name]}")
-
-
-def _forget_earlier_boots(database: sqlite3.Connection) -> None:
-    """Drop all mounts if the machine has been booted since: their numbers say nothing any more."""
-    boot = zlib.crc32(Path("/proc/sys/kernel/random/boot_id").read_bytes()) & 0x7FFFFFFF
-    if database.execute("PRAGMA user_version").fetchone() != (boot,):
-        database.execute("DELETE FROM mounts")
-        database.execute(f"PRAGMA user_version = {boot}")
+def _read(database: sqlite3.Connection) -> list[Mount]:
+    """Make the table ready and read it. Nothing waits for the disk: a crash of the machine ends the mounts too."""
+    database.execute("PRAGMA synchronous = OFF")
+    make_table(database, "mounts", _COLUMNS, _ADDED)
+    once_a_boot(database, "DELETE FROM mounts")  # the numbers say nothing any more
+    return [Mount(*row) for row in database.execute(f"SELECT {', '.join(_COLUMNS)} FROM mounts")]

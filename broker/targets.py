@@ -56,8 +56,12 @@ class Target:
 
     @contextmanager
     def topmost(self) -> Iterator[int]:
-        """Give a descriptor of what lies topmost, for a look at it. Raises OSError."""
-        entry = os.open(self._name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self.directory)
+        """Give a descriptor of what lies topmost, for a look at it. Raises OSError: FileExistsError if that is no
+        directory, nor the broker's, therefore."""
+        try:
+            entry = os.open(self._name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self.directory)
+        except NotADirectoryError:
+            raise FileExistsError(errno.EEXIST, "the target is no directory") from None
         try:
             yield entry
         finally:
@@ -81,7 +85,10 @@ class Target:
         return []
 
     def make(self) -> None:
-        """Make the directory and mount the placeholder; what is there already stays. Raises OSError."""
+        """Make the directory and mount the placeholder; what is there already stays. Raises OSError.
+
+        FileExistsError: what is there is no directory, or has something else mounted on it.
+        """
         with suppress(FileExistsError):
             os.mkdir(self._name, 0o750, dir_fd=self.directory)
             with self.topmost() as entry:
@@ -90,7 +97,7 @@ class Target:
             if self.layers(entry):
                 return
             if syscalls.is_mount_root(entry):
-                raise OSError(errno.EBUSY, "something else is mounted there")
+                raise FileExistsError(errno.EEXIST, "something else is mounted there")
             try:
                 _attach_placeholder(entry)
             except OSError:
@@ -109,7 +116,7 @@ class Target:
             if not layers:
                 raise FileNotFoundError(errno.ENOENT, "the volume is not published")
             if is_placeholder(layers[0]):
-                syscalls.move_mount(mount, b"", top, b"", _MOVE)
+                attach(top, mount)
                 return None
             if not self._is_dead(top, layers[0]):
                 raise OSError(errno.EBUSY, "somebody serves the volume")
@@ -139,7 +146,7 @@ class Target:
 
     def detach(self) -> None:
         """Take away all that is mounted at the target, if it is the broker's. Raises OSError; may block."""
-        with suppress(FileNotFoundError, NotADirectoryError):
+        with suppress(FileNotFoundError, FileExistsError):
             while True:
                 with self.topmost() as entry:
                     if not self.layers(entry):
@@ -153,21 +160,15 @@ class Target:
                 if syscalls.is_mount_root(entry) or not marks.is_marked(entry):
                     return
             os.rmdir(self._name, dir_fd=self.directory)
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, FileExistsError):
             return
 
     def _replace(self, top: int, mount: int) -> None:
         """Attach the mount in place of what lies topmost. Before Linux 6.5 there is a moment with neither."""
-        try:
-            syscalls.move_mount(mount, b"", top, b"", _MOVE | syscalls.MOVE_MOUNT_BENEATH)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
+        if not replace(top, mount):
             _detach(top)
             with self.topmost() as below:
-                syscalls.move_mount(mount, b"", below, b"", _MOVE)
-        else:
-            _detach(top)
+                attach(below, mount)
 
     def _is_dead(self, entry: int, mount: Mount) -> bool:
         """Whether nobody serves the FUSE filesystem that lies topmost; False, too, if it is none. Raises OSError.
@@ -196,6 +197,27 @@ def private_copy(entry: int) -> int:
     return copy
 
 
+def attach(place: int, mount: int) -> None:
+    """Attach a mount on top of what a descriptor stands for. Raises OSError."""
+    syscalls.move_mount(mount, b"", place, b"", _MOVE)
+
+
+def replace(top: int, mount: int) -> bool:
+    """Attach a mount in place of another, of which `top` is the root; at any moment one of them is there.
+
+    False if the kernel can't, or not there: before Linux 6.5, or where the other is locked (mount_namespaces(7)).
+    Raises OSError.
+    """
+    try:
+        syscalls.move_mount(mount, b"", top, b"", _MOVE | syscalls.MOVE_MOUNT_BENEATH)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return False
+    _detach(top)
+    return True
+
+
 def _detach(entry: int) -> None:
     syscalls.umount2(b"self/fd/%d" % entry, syscalls.MNT_DETACH)
 
@@ -213,6 +235,6 @@ def _attach_placeholder(entry: int) -> None:
     finally:
         os.close(context)
     try:
-        syscalls.move_mount(mount, b"", entry, b"", _MOVE)
+        attach(entry, mount)
     finally:
         os.close(mount)

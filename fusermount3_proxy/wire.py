@@ -137,6 +137,9 @@ class VolumeRequest:
     OPERATION = "volume"
     DESCRIPTORS = 0
     __slots__ = ("options",)
+    #: As in a `MountRequest`.
+    mountpoint = b""
+    sync_init = False
 
     def __init__(self, options: bytes = b"") -> None:
         self.options = options

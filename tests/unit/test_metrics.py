@@ -54,14 +54,16 @@ def test_requests_are_counted_by_operation_and_result(served: FrontWithoutMounte
 def test_every_result_that_a_call_can_have_is_told_from_the_start() -> None:
     """`decided` is called with constants only, and `REQUESTS` has all of them."""
     results = set()
-    for node in ast.walk(ast.parse((BROKER / "call.py").read_text())):
+    calls = "".join((BROKER / name).read_text() for name in ("call.py", "volume_call.py"))
+    for node in ast.walk(ast.parse(calls)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "decided":
             result = node.args[1]
             assert isinstance(result, ast.Constant) and isinstance(result.value, str)
             results.add(result.value.partition(":")[0])
     assert results == {
-        result for operation, results in REQUESTS for result in results if operation not in ("reap", "abort")
+        result for operation, results in REQUESTS for result in results if operation in ("request", "mount", "unmount")
     }
+    assert dict(REQUESTS)["volume"] == dict(REQUESTS)["mount"]
 
 
 def test_latencies_are_a_histogram_by_operation(served: FrontWithoutMounter) -> None:
@@ -127,7 +129,7 @@ def test_the_client_chooses_one_of_two_formats(served: FrontWithoutMounter, acce
     assert told in (OPENMETRICS[1], PLAIN_TEXT[1])
     parse = parse_openmetrics if "openmetrics" in told else parse_text
     (family,) = [each for each in cast(Iterator[Metric], parse(text.decode())) if each.name.endswith("requests")]
-    assert [each.value for each in family.samples if each.labels["result"] == "mounted"] == [1]
+    assert [each.value for each in family.samples if each.labels["result"] == "mounted"] == [1, 0]
 
 
 def test_a_text_is_given_again_for_a_moment(served: FrontWithoutMounter, monkeypatch: pytest.MonkeyPatch) -> None:

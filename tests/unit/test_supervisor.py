@@ -88,7 +88,9 @@ class Scene:
         self.notified: list[str] = []
         monkeypatch.setattr("broker.supervisor.daemon.notify", self.notified.append)
         self.mounter = Mounter()
-        self.front = Front(orders.Begin(bytes(directory / "state"), metrics=False), [*self.mounter.for_front, 2])
+        self.front = Front(
+            orders.Begin(bytes(directory / "state"), metrics=False, volumes=False), [*self.mounter.for_front, 2]
+        )
 
     def start(self, text: str = "mount_max = 7") -> None:
         self.file.write_text(text)
@@ -127,7 +129,7 @@ def scene(tmp_path: Path, started: Started, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_front_begins_with_all_that_it_works_with(scene: Scene, tmp_path: Path) -> None:
     scene.start("mount_max = 7")
     assert scene.heard() == [
-        (orders.Begin(bytes(tmp_path / "state"), metrics=False), 5, b""),
+        (orders.Begin(bytes(tmp_path / "state"), metrics=False, volumes=False), 5, b""),
         (orders.Configuration(bytes(scene.file)), 1, b"mount_max = 7"),
         (orders.MounterStarted(4711, 0), 0, b""),
     ]
