@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import grpc
 import pytest
-from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto, FileDescriptorSet
-from grpc_tools import protoc
+from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 
 from broker.deviceplugin import deviceplugin_pb2 as api
 from tests.callers.build import NotReachable, compile_in, compilers, copy_out, downloading
 from tests.callers.conftest import not_run
+from tests.csi.protos import described
 from tests.e2e.conftest import wait_until
 from tests.e2e.documented import known_to_engines
 from tests.e2e.sshfs import use_sshfs
@@ -223,14 +223,12 @@ def official_proto() -> Path:
     return Cache().entry("kubelet-api", recipe_hash(OFFICIAL), build)
 
 
-def test_names_and_numbers_are_those_of_the_official_api(tmp_path: Path) -> None:
+def test_names_and_numbers_are_those_of_the_official_api() -> None:
     try:
         directory = official_proto()
     except NotReachable as error:
         not_run(str(error))
-    described = tmp_path / "described"
-    assert protoc.main(["protoc", f"-I{directory}", f"--descriptor_set_out={described}", "api.proto"]) == 0
-    (official,) = FileDescriptorSet.FromString(described.read_bytes()).file
+    official = described(directory, "api.proto")
     ours = FileDescriptorProto.FromString(api.DESCRIPTOR.serialized_pb)
 
     assert ours.package == official.package
