@@ -37,7 +37,7 @@ build/static/fusermount3-proxy: $(SOURCES) | build-packages
 
 build/static/%/fusermount3-proxy: $(SOURCES) | build-packages
 	packaging/install-packages $(CROSS_PACKAGES_$*)
-	packaging/static/foreign-libpython $* $(@D)/libpython
+	PYTHON=$(PYTHON) packaging/static/foreign-libpython $* $(@D)/libpython
 	$(PYTHON) packaging/static/build.py --output $@ --arch $* --root $(@D)/libpython
 
 .PHONY: demo

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.e2e
 
 OFFICIAL = "k8s.io/kubelet@v0.34.1"
+# As in packaging/kubernetes/device-plugin: root, but without any capability.
+WITHOUT_PRIVILEGE = ("setpriv", "--no-new-privs", "--bounding-set=-all")
 RESOURCE = "fusermount3-proxy.dev/fuse"
 
 
@@ -52,7 +54,9 @@ class Plugin:
     def start(self, broker: Path, *options: str) -> None:
         arguments: list[str | Path] = ["--kubelet-dir", self.root, "--proxy", PROXY, "--socket", broker, *options]
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen([PROGRAM, "device-plugin", *arguments], stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                [*WITHOUT_PRIVILEGE, PROGRAM, "device-plugin", *arguments], stdout=log, stderr=log
+            )
 
     def end(self) -> int:
         """Ask it to end; return its status."""
