@@ -35,6 +35,13 @@ SOURCES := $(wildcard fusermount3_proxy/*.py packaging/static/*)
 build/static/fusermount3-proxy: $(SOURCES) | build-packages
 	$(PYTHON) packaging/static/build.py --output $@
 
+.PHONY: deb
+deb: | deb-packages  ## Debian packages for the release that runs here: build/deb/*.deb
+	rm -rf build/deb && mkdir -p build/deb
+	packaging/export build/deb/source
+	cd build/deb/source && dpkg-buildpackage --no-sign
+	rm -rf build/deb/source
+
 build/static/%/fusermount3-proxy: $(SOURCES) | build-packages
 	packaging/install-packages $(CROSS_PACKAGES_$*)
 	PYTHON=$(PYTHON) packaging/static/foreign-libpython $* $(@D)/libpython
@@ -103,3 +110,8 @@ build-packages: PACKAGES := $(BUILD_PACKAGES)
 lab-packages: PACKAGES := $(LAB_PACKAGES)
 build-packages lab-packages:
 	@packaging/install-packages $(PACKAGES)
+
+.PHONY: deb-packages
+deb-packages:
+	@packaging/install-packages build-essential
+	@dpkg-checkbuilddeps 2>/dev/null || { apt-get update -qq && apt-get build-dep -qq --yes ./ >/dev/null; }

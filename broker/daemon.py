@@ -74,12 +74,12 @@ def _begin(supervisor: socket.socket) -> tuple[Front, _Sockets]:
     if registry.lost:
         write_log(log.ERROR, f"the table of mounts was damaged, a new one is begun: {registry.lost}")
     front = Front(configuration, Mounter(socket.socket(fileno=mounter)), registry, write_log, proc)
-    _limit_connections(front, descriptors)
     control_socket, *callers = [socket.socket(fileno=each) for each in listening]
     metrics = callers.pop(0) if begin.metrics else None
     plugin = callers.pop(0) if begin.volumes else None
     if begin.volumes:
         front.volumes = _open_volumes(state_directory, write_log)
+    _limit_connections(front, descriptors)
     return front, _Sockets(socket.socket(fileno=orphans), control_socket, metrics, plugin, callers)
 
 
@@ -93,8 +93,9 @@ def _open_volumes(state_directory: Path, write_log: Log) -> Volumes:
 
 #: What a connection takes: itself, who it is, what its child says, and as much again for its end.
 _DESCRIPTORS_EACH = 4
-#: What the front itself takes, with room.
+#: What the front itself takes, with room; and where there are volumes, each of which has a socket or two.
 _DESCRIPTORS_OWN = 100
+_DESCRIPTORS_OF_VOLUMES = 500
 
 
 def _raise_descriptor_limit() -> int:
@@ -106,7 +107,8 @@ def _raise_descriptor_limit() -> int:
 
 def _limit_connections(front: Front, descriptors: int) -> None:
     """Have no more connections than there are descriptors for."""
-    connections = max(1, (descriptors - _DESCRIPTORS_OWN) // _DESCRIPTORS_EACH)
+    own = _DESCRIPTORS_OWN + (0 if front.volumes is None else _DESCRIPTORS_OF_VOLUMES)
+    connections = max(1, (descriptors - own) // _DESCRIPTORS_EACH)
     if connections < front.configuration.max_connections:
         front.log(log.WARNING, f"no more than {connections} connections: there are only {descriptors} descriptors")
         front.accounts = Accounts(connections)

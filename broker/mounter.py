@@ -322,6 +322,7 @@ def _serve_caller_of_volume(
     """Serve the caller in a child; this process is its twin, and ends after it."""
     if not invariants.allow_target(start.target) or len(held) != start.held:
         raise StepError(errno.EPERM, "check the volume")
+    os.fchdir(opened.proc)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with talk.bounded("fork"):
         child = syscalls.fork()
@@ -329,7 +330,8 @@ def _serve_caller_of_volume(
         try:
             for descriptor in (ours.detach(), connection, pidfd, *held):
                 os.close(descriptor)
-            Attendant(opened, start.target, start.read_only, start.seconds).attend(theirs)
+            with theirs:
+                Attendant(opened, start.target, start.read_only, start.seconds).attend(theirs)
             os.waitpid(child, 0)
         finally:
             os._exit(0)

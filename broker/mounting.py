@@ -197,19 +197,20 @@ def _settle(
             talk.say(mounted)
         if not _is_wanted(talk, caller, wanted, mounted, keeping):
             raise HungUp
-        for place in places:
-            place.keep()
-        with talk.bounded("let go"):
-            os.close(made)
-            caller.let_go()
-            caller.take()
-        talk.say(plan.Kept())
     except HungUp:
         _detach(talk, made, places)
         with talk.bounded("roll back"):
             os.close(made)
             caller.let_go()
         talk.say(plan.RolledBack())
+        return
+    for place in places:
+        place.keep()
+    with talk.bounded("let go"):
+        os.close(made)
+        caller.let_go()
+        caller.take()
+    talk.say(plan.Kept())
 
 
 def _is_wanted(

@@ -36,6 +36,11 @@ class Conversation:
             return plan.load(data) if data else None
         return None
 
+    def hear_with_descriptors(self) -> tuple[plan.Record, list[int]]:
+        """Return what the child says next, and what comes with that."""
+        data, descriptors, _, _ = socket.recv_fds(self._socket, 1 << 16, 4)
+        return plan.load(data), descriptors
+
     def close(self) -> None:
         self._socket.close()
 
@@ -43,9 +48,10 @@ class Conversation:
 class OwnedFront:
     """A mounter, and the way to it that a front has."""
 
-    def __init__(self, held: contextlib.ExitStack) -> None:
+    def __init__(self, held: contextlib.ExitStack, kubelet: int | None = None) -> None:
         self._held = held
-        self._mounter = Mounter()
+        self._mounter = Mounter(kubelet)
+        self.pid = self._mounter.pid
         held.callback(self._mounter.close)
         self.control = held.enter_context(socket.socket(fileno=os.dup(self._mounter.for_front[0])))
 
@@ -63,9 +69,15 @@ class OwnedFront:
 
 
 @contextlib.contextmanager
-def playing_the_front() -> Iterator[OwnedFront]:
+def playing_the_front(kubelet: Path | None = None) -> Iterator[OwnedFront]:
+    """Give a front; with a mounter that serves volumes, if there is a directory of kubelet's."""
     with contextlib.ExitStack() as held:
-        yield OwnedFront(held)
+        if kubelet is None:
+            yield OwnedFront(held)
+            return
+        directory = os.open(kubelet, os.O_PATH | os.O_DIRECTORY)
+        held.callback(os.close, directory)
+        yield OwnedFront(held, directory)
 
 
 @contextlib.contextmanager

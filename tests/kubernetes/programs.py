@@ -14,6 +14,9 @@ from tests.lab.programs import SOURCES
 
 PACKAGES = {"helm": "helm.sh/helm/v3/cmd/helm", "kustomize": "sigs.k8s.io/kustomize/kustomize/v5"}
 
+TIMEOUT = 1800
+"""Seconds that a build may take: minutes on two processors that have nothing else to do."""
+
 
 def program(name: str) -> Path:
     """Return the static executable `name`, "helm" or "kustomize". Raises build.NotReachable."""
@@ -25,7 +28,7 @@ def program(name: str) -> Path:
                 compile_in(container, "cd /source && go mod download")
             # Two at a time: the linker alone needs a gigabyte.
             script = f"cd /source && mkdir /out && CGO_ENABLED=0 go build -p 2 -trimpath -o /out/ {PACKAGES[name]}"
-            compile_in(container, script)
+            container.exec(["sh", "-c", script], timeout=TIMEOUT)
             copy_out(container, "/out", directory)
 
     return Cache().entry(name, recipe_of(source), build) / name

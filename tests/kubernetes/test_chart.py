@@ -7,24 +7,39 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.kubernetes import table
-from tests.kubernetes.objects import BASE, CHART, EXAMPLES, MIGRATION, name_of, objects, of_files, the, validate
+from tests.kubernetes.objects import (
+    BASE,
+    CHART,
+    EXAMPLES,
+    MIGRATION,
+    VERSIONS,
+    name_of,
+    objects,
+    of_files,
+    the,
+    validate,
+)
 from tests.lab.commands import CommandFailed, run
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.kubernetes.objects import Object
+    from tests.lab.commands import Argument
 
 # Building them needs Podman.
 pytestmark = pytest.mark.e2e
 
 NAMESPACE = "fusermount3-proxy"
+#: helm doesn't know what it is built for, unless it is told.
+OLDEST = ("--kube-version", VERSIONS[0])
 OLD_DRIVER = "meta-fuse-csi-plugin.csi.storage.pfn.io"
 
 
 def rendered_by_helm(helm: Path, *options: str, release: str = "fusermount3-broker") -> dict[str, Object]:
     """Return the objects that the chart makes, by their names."""
-    output = run([helm, "template", release, CHART, "--namespace", NAMESPACE, *options]).stdout
+    command: list[Argument] = [helm, "template", release, CHART, "--namespace", NAMESPACE, *OLDEST, *options]
+    output = run(command).stdout
     return {name_of(each): each for each in objects(output)}
 
 
@@ -46,7 +61,7 @@ def own_directories(by_name: dict[str, Object]) -> set[str]:
 
 
 def test_lint(helm: Path) -> None:
-    run([helm, "lint", "--strict", CHART])
+    run([helm, "lint", "--strict", *OLDEST, CHART])
 
 
 def test_chart_and_base_are_the_same(helm: Path, kustomize: Path) -> None:
@@ -83,7 +98,7 @@ def test_the_examples_can_be_applied_at_once(kustomize: Path) -> None:
     [
         ("--set=kubeletDir=/var/data/kubelet",),
         ("--set=imagePullPolicy=Always", "--set=imagePullSecrets[0].name=secret"),
-        ("--set=images.broker.repository=elsewhere/broker", "--set=images.broker.tag=1"),
+        ("--set=images.broker.repository=elsewhere/broker", "--set=images.broker.tag=v1"),
         ("--set=nodeSelector.disk=ssd", "--set=tolerations=null", "--set=priorityClassName="),
         ('--set-json=affinity={"nodeAffinity": {}}', "--set=maxUnavailable=2"),
         ("--set=podAnnotations.name=value", "--set=healthPort=1234"),

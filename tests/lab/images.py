@@ -165,10 +165,16 @@ def scratch_tag(files: Mapping[str, tuple[Path, int]], directories: Mapping[str,
 
 def debian_tag(recipe: DebianRecipe, cache: Cache) -> str:
     """As image_tag; the tarball is in the cache."""
-    rootfs = cache.entry(f"rootfs-{recipe.name}", recipe.key(), lambda path: build_rootfs(recipe, path / ROOTFS))
+    tarball = rootfs(recipe, cache)
     tag = f"{REPOSITORY}/{recipe.name}:{recipe.key()}"
     with cache.locked(f"image-{recipe.name}-{recipe.key()}"):
-        return imported(tag, rootfs / ROOTFS, read_manifest(rootfs)[ROOTFS], recipe.name)
+        return imported(tag, tarball, read_manifest(tarball.parent)[ROOTFS], recipe.name)
+
+
+def rootfs(recipe: DebianRecipe, cache: Cache | None = None) -> Path:
+    """The tarball of a root filesystem, compressed with zstd."""
+    name = f"rootfs-{recipe.name}"
+    return (cache or Cache()).entry(name, recipe.key(), lambda path: build_rootfs(recipe, path / ROOTFS)) / ROOTFS
 
 
 def tag_of_entries(name: str, entries: Iterable[Entry], *, users: bool) -> str:

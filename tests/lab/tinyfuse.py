@@ -36,8 +36,7 @@ class TinyFuse:
         self.pid = os.fork()
         if self.pid == 0:
             with suppress(BaseException):
-                signal.alarm(120)
-                self._serve()
+                serve(self.device, self.content, self.hangs)
             os._exit(0)
         os.close(self.device)
 
@@ -46,42 +45,47 @@ class TinyFuse:
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
 
-    def _serve(self) -> None:
-        while True:
-            request = os.read(self.device, 1 << 17)
-            _, opcode, unique, node, *_ = struct.unpack_from("=IIQQIII", request)
-            if opcode in (_FORGET, _BATCH_FORGET, _INTERRUPT) or (self.hangs and opcode != _INIT):
-                continue
-            try:
-                body, error = self._answer(opcode, node, request[40:]), 0
-            except OSError as refused:
-                body, error = b"", refused.errno or errno.EIO
-            os.write(self.device, struct.pack("=IiQ", 16 + len(body), -error, unique) + body)
 
-    def _answer(self, opcode: int, node: int, arguments: bytes) -> bytes:
-        if opcode == _INIT:
-            return _INIT_REPLY
-        if opcode == _STATFS:
-            return _STATFS_REPLY
-        if opcode == _GETATTR:
-            return struct.pack("=QII", 0, 0, 0) + self._attributes(node)
-        if opcode == _LOOKUP and arguments.rstrip(b"\0") == NAME:
-            return struct.pack("=QQQQII", _FILE, 1, 0, 0, 0, 0) + self._attributes(_FILE)
-        if opcode == _LOOKUP:
-            raise FileNotFoundError(errno.ENOENT, "no such file")
-        if opcode in (_OPEN, _OPENDIR):
-            return struct.pack("=QII", 0, 0, 0)
-        if opcode in (_READ, _READDIR):
-            _, offset, size = struct.unpack_from("=QQI", arguments)
-            whole = self.content if opcode == _READ else _ENTRY
-            return whole[offset : offset + size]
-        if opcode in (_FLUSH, _RELEASE, _RELEASEDIR):
-            return b""
-        raise OSError(errno.ENOSYS, "not implemented")
+def serve(device: int, content: bytes = b"hello", hangs: bool = False) -> None:
+    """Serve in this process until the filesystem has ended; no longer than a test may take. Raises OSError."""
+    signal.alarm(120)
+    while True:
+        request = os.read(device, 1 << 17)
+        _, opcode, unique, node, *_ = struct.unpack_from("=IIQQIII", request)
+        if opcode in (_FORGET, _BATCH_FORGET, _INTERRUPT) or (hangs and opcode != _INIT):
+            continue
+        try:
+            body, error = _answer(opcode, node, request[40:], content), 0
+        except OSError as refused:
+            body, error = b"", refused.errno or errno.EIO
+        os.write(device, struct.pack("=IiQ", 16 + len(body), -error, unique) + body)
 
-    def _attributes(self, node: int) -> bytes:
-        mode, size = (0o040755, 0) if node == _ROOT else (0o100644, len(self.content))
-        return struct.pack("=6Q10I", node, size, 1, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, BLOCK_SIZE, 0)
+
+def _answer(opcode: int, node: int, arguments: bytes, content: bytes) -> bytes:
+    if opcode == _INIT:
+        return _INIT_REPLY
+    if opcode == _STATFS:
+        return _STATFS_REPLY
+    if opcode == _GETATTR:
+        return struct.pack("=QII", 0, 0, 0) + _attributes(node, content)
+    if opcode == _LOOKUP and arguments.rstrip(b"\0") == NAME:
+        return struct.pack("=QQQQII", _FILE, 1, 0, 0, 0, 0) + _attributes(_FILE, content)
+    if opcode == _LOOKUP:
+        raise FileNotFoundError(errno.ENOENT, "no such file")
+    if opcode in (_OPEN, _OPENDIR):
+        return struct.pack("=QII", 0, 0, 0)
+    if opcode in (_READ, _READDIR):
+        _, offset, size = struct.unpack_from("=QQI", arguments)
+        whole = content if opcode == _READ else _ENTRY
+        return whole[offset : offset + size]
+    if opcode in (_FLUSH, _RELEASE, _RELEASEDIR):
+        return b""
+    raise OSError(errno.ENOSYS, "not implemented")
+
+
+def _attributes(node: int, content: bytes) -> bytes:
+    mode, size = (0o040755, 0) if node == _ROOT else (0o100644, len(content))
+    return struct.pack("=6Q10I", node, size, 1, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, BLOCK_SIZE, 0)
 
 
 _ENTRY = struct.pack("=QQII", _FILE, 1 << 20, len(NAME), 0o10) + NAME + bytes(4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -103,6 +105,15 @@ def test_the_attributes_say_otherwise() -> None:
 
 def test_every_attribute_is_a_field() -> None:
     assert {field for field, _ in volume.ATTRIBUTES.values()} == set(volume.Attributes._fields)
+
+
+def test_every_attribute_is_documented_with_its_default() -> None:
+    page = (Path(__file__).parents[2] / "docs/kubernetes.md").read_text()
+    section = page.split("\n## volumeAttributes\n")[1].split("\n## ")[0]
+    documented = dict(re.findall(r"^\| `(\w+)` \|(?: `([^`]*)`)?", section, re.MULTILINE))
+    assert documented.keys() == volume.ATTRIBUTES.keys()
+    defaults = {name: documented[name] for name in ("fdPassingEmptyDirName", "fdPassingSocketName", "mountTiming")}
+    assert publish(context=defaults) == publish()
 
 
 def test_what_kubelet_adds_is_no_attribute() -> None:

@@ -101,8 +101,7 @@ def wait_for_content(running: Pod, seconds: float = 20) -> None:
 
 def test_a_volume_goes_while_somebody_waits_for_a_program_that_never_came(kubelet: Kubelet) -> None:
     with kubelet.new_pod(eager(serve())) as running, ThreadPoolExecutor() as beside:
-        for volume in running.spec.volumes:
-            running.set_up_volume(volume)
+        running.set_up_volumes()
         reader = beside.submit(kubelet.node.run, ["cat", running.target() / "hello"], check=False)
         with pytest.raises(TimeoutError):
             reader.result(1)

@@ -1,0 +1,46 @@
+"""Builds the completion of fusermount3-broker for bash, zsh and fish, as click has it.
+
+    PYTHONPATH=. python3 packaging/completion/build.py --output build/completion
+
+The files have the names by which the shells find them. Those of fusermount3-proxy are beside this script.
+"""
+
+import argparse
+from pathlib import Path
+
+from click.shell_completion import get_completion_class
+
+from broker import cli
+
+PROGRAM = "fusermount3-broker"
+FILES = {"bash": PROGRAM, "zsh": f"_{PROGRAM}", "fish": f"{PROGRAM}.fish"}
+FUNCTION = "_fusermount3_broker_completion"
+#: The first time it is called, the file is the function. Not every release of click minds that.
+COMPLETE_AT_ONCE = f"""
+if [[ $zsh_eval_context[-1] == loadautofunc ]]; then
+    {FUNCTION} "$@"
+fi
+"""
+
+
+def script(shell: str) -> str:
+    """Return what the shell named is to read."""
+    kind = get_completion_class(shell)
+    assert kind is not None, f"click knows no {shell}"
+    source = kind(cli.main, {}, PROGRAM, "_FUSERMOUNT3_BROKER_COMPLETE").source()
+    if shell == "zsh" and "loadautofunc" not in source:
+        source += COMPLETE_AT_ONCE
+    return source
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--output", type=Path, required=True, help="the directory to write them into")
+    arguments = parser.parse_args()
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    for shell, name in FILES.items():
+        (arguments.output / name).write_text(script(shell))
+
+
+if __name__ == "__main__":
+    main()

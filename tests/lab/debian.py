@@ -1,0 +1,116 @@
+"""The project's Debian packages, built in a clean tree of a release and installed on machines of that release.
+
+`build` is `dpkg-buildpackage` in a container that has what debian/control names, as an ordinary user and without a
+network. `archive` is what else the packages need where they are installed, from the mirror. Both fill directories that
+apt takes as archives, so a machine without a network installs with `apt-get`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from email.parser import HeaderParser
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.lab.cache import Cache, recipe_hash
+from tests.lab.commands import Argument, run
+from tests.lab.images import DebianRecipe, debian_sources, image_tag, rootfs
+from tests.lab.podman import Container, Options, Volume
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SOURCES = Path(__file__).parents[2]
+NAMES = ("fusermount3-proxy", "fusermount3-broker", "fusermount3-proxy-doc")
+"""The binary packages."""
+SUITES = ("bookworm", "trixie")
+
+
+def build_dependencies() -> list[str]:
+    """Return the names in Build-Depends."""
+    source = HeaderParser().parsestr((SOURCES / "debian/control").read_text())
+    return [each.split()[0] for each in source["Build-Depends"].split(",") if each.strip()]
+
+
+def builder(suite: str) -> DebianRecipe:
+    """What every build may rely on, and what debian/control names."""
+    return DebianRecipe(f"debian-builder-{suite}", ("passwd", "build-essential", *build_dependencies()), suite)
+
+
+def inspector(suite: str) -> DebianRecipe:
+    """What looks at packages."""
+    return DebianRecipe(f"debian-inspector-{suite}", ("passwd", "lintian"), suite)
+
+
+def machine(suite: str) -> DebianRecipe:
+    """A system that boots, and has nothing of FUSE."""
+    return DebianRecipe(f"debian-machine-{suite}", ("passwd", "systemd", "systemd-sysv", "dbus", "procps"), suite)
+
+
+def build(suite: str, output: Path, *, directory: str = "/build/source", umask: str = "022", zone: str = "UTC") -> None:
+    """Have `output` hold the packages, built at the path `directory` of a container. CommandFailed if they are not."""
+    with tempfile.TemporaryDirectory() as temporary:
+        place, (parent, name) = Path(temporary), directory.rsplit("/", 1)
+        run([SOURCES / "packaging/export", place / name])
+        run(["chown", "--recursive", "--no-dereference", "1000:1000", place])
+        options = Options(volumes=[Volume(place, parent, "rw")], env={"TZ": zone})
+        with Container(image_tag(builder(suite)), options=options) as container:
+            script = f"umask {umask} && exec dpkg-buildpackage --no-sign"
+            container.exec(["sh", "-c", script], user="user", workdir=directory, timeout=600)
+        shutil.rmtree(place / name)
+        shutil.copytree(place, output, dirs_exist_ok=True)
+    write_index(output)
+
+
+def archive(suite: str, packages: Path, *others: Sequence[str], cache: Cache | None = None) -> Path:
+    """Return a directory with what `machine` lacks to install the packages in `packages`, and each set of others."""
+    ours = list(debs(packages).values())
+    depends = [run(["dpkg-deb", "--field", deb, "Depends"]).stdout for deb in ours]
+    recipe = recipe_hash(machine(suite).key(), *depends, *map(" ".join, others))
+    entry = f"debian-archive-{suite}"
+    return (cache or Cache()).entry(entry, recipe, lambda directory: download(suite, [ours, *others], directory))
+
+
+def download(suite: str, wanted: Sequence[Sequence[Argument]], directory: Path) -> None:
+    """Fill the directory with the .deb files that apt would fetch to install each of these sets on a `machine`."""
+    with tempfile.TemporaryDirectory() as temporary:
+        root = Path(temporary)
+        for name in ("state/lists/partial", "cache/archives/partial"):
+            (root / name).mkdir(parents=True)
+        status = run(
+            ["tar", "--zstd", "--extract", "--to-stdout", "--file", rootfs(machine(suite)), "./var/lib/dpkg/status"]
+        )
+        (root / "status").write_text(status.stdout)
+        (root / "sources.list").write_text("".join(f"{line}\n" for line in debian_sources(suite)))
+        settings = {
+            "Dir::State": root / "state",
+            "Dir::State::status": root / "status",
+            "Dir::Cache": root / "cache",
+            "Dir::Etc::SourceList": root / "sources.list",
+            "Dir::Etc::SourceParts": "/dev/null",
+            "APT::Sandbox::User": "root",
+            "Acquire::Check-Valid-Until": "false",
+        }
+        apt = [
+            "apt-get",
+            "--yes",
+            *(word for name, value in settings.items() for word in ("--option", f"{name}={value}")),
+        ]
+        run([*apt, "update"], timeout=300)
+        for packages in wanted:
+            run([*apt, "install", "--download-only", "--no-install-recommends", *packages], timeout=600)
+        for deb in (root / "cache/archives").glob("*.deb"):
+            shutil.copy(deb, directory)
+    write_index(directory)
+
+
+def write_index(directory: Path) -> None:
+    """Make the directory an archive of apt's."""
+    index = run(["env", "--chdir", directory, "dpkg-scanpackages", "--multiversion", "."])
+    (directory / "Packages").write_text(index.stdout)
+
+
+def debs(directory: Path) -> dict[str, Path]:
+    """Return the binary packages in a directory by their names."""
+    return {path.name.partition("_")[0]: path for path in sorted(directory.glob("*.deb"))}

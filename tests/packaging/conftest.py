@@ -1,0 +1,74 @@
+"""Packages of each release, built once, and places to install them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.lab import debian
+from tests.lab.commands import run
+from tests.lab.images import image_tag
+from tests.lab.podman import Container, Options, Volume
+from tests.packaging.machines import Machine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="session", params=debian.SUITES)
+def suite(request: pytest.FixtureRequest) -> str:
+    """A release of Debian."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def packages(suite: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory with the release's packages, as `dpkg-buildpackage` left it."""
+    directory = tmp_path_factory.mktemp(suite)
+    debian.build(suite, directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def newer(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same packages with a newer version."""
+    directory = tmp_path_factory.mktemp("newer")
+    for name, deb in debian.debs(packages).items():
+        tree = directory / name
+        run(["dpkg-deb", "--raw-extract", deb, tree])
+        control = tree / "DEBIAN/control"
+        version = run(["dpkg-deb", "--field", deb, "Version"]).stdout.strip()
+        control.write_text(control.read_text().replace(f"Version: {version}\n", f"Version: {version}+newer\n"))
+        run(["dpkg-deb", "--root-owner-group", "--build", tree, directory])
+        run(["rm", "--recursive", tree])
+    debian.write_index(directory)
+    return directory
+
+
+SHELLS = ("bash-completion", "zsh", "fish")
+READERS = ("man-db", "groff-base", "mandoc")
+
+
+@pytest.fixture(scope="session")
+def archives(suite: str, packages: Path, newer: Path) -> list[Volume]:
+    """What a machine without a network installs from."""
+    rest = debian.archive(suite, packages, ("sshfs", "bindfs", "autopkgtest", *SHELLS, *READERS), ("fuse",))
+    return [Volume(packages, "/srv/ours"), Volume(newer, "/srv/newer"), Volume(rest, "/srv/debian")]
+
+
+@pytest.fixture(scope="session")
+def installed(suite: str, archives: list[Volume]) -> Iterator[Machine]:
+    """A container with all packages, to look at them and ask them; nothing runs in it."""
+    with Container(image_tag(debian.machine(suite)), options=Options(volumes=archives)) as container:
+        machine = Machine(container)
+        machine.apt("install", *debian.NAMES, *SHELLS, *READERS)
+        yield machine
+
+
+@pytest.fixture
+def tree(suite: str, archives: list[Volume]) -> Iterator[Machine]:
+    """A container in which nothing runs, as where images are made."""
+    with Container(image_tag(debian.machine(suite)), options=Options(volumes=archives)) as container:
+        yield Machine(container)

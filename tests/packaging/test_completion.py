@@ -1,0 +1,85 @@
+"""Completion of both programs, as each shell has it where the packages are installed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fusermount3_proxy import commandline
+
+if TYPE_CHECKING:
+    from tests.packaging.machines import Machine
+
+pytestmark = pytest.mark.e2e
+
+#: What is typed, and something that is offered then.
+TYPED = [
+    ("fusermount3-broker sta", "status"),
+    ("fusermount3-broker mounts --", "--json"),
+    ("fusermount3-proxy --un", "--unmount"),
+    ("fusermount3 --un", "--unmount"),
+    ("fusermount3 -o allow_o", "allow_other"),
+    ("fusermount3 /us", "/usr/"),
+]
+
+#: Completes the last argument, as bash-completion does when TAB is pressed. `compopt` works in a real one only.
+BASH = """
+source /usr/share/bash-completion/bash_completion
+compopt() { :; }
+read -r -a COMP_WORDS <<< "$1"
+[[ $1 != *" " ]] || COMP_WORDS+=("")
+COMP_CWORD=$((${#COMP_WORDS[@]} - 1)) COMP_LINE=$1 COMP_POINT=${#1}
+_completion_loader "${COMP_WORDS[0]}"
+[[ $? = 124 ]] || exit 1
+function=$(complete -p "${COMP_WORDS[0]}" | sed 's/.* -F \\([^ ]*\\) .*/\\1/')
+"$function" "${COMP_WORDS[0]}" "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD-1]}"
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+#: Types into an interactive zsh and prints what is on the line after TAB, which completes what is not ambiguous.
+ZSH = """
+zmodload zsh/zpty
+zpty shell zsh -f -i
+zpty -w shell 'PS1= RPS1= TERM=dumb; autoload -U compinit; compinit -u -D; unsetopt beep; print be""gin'
+zpty -r shell output '*begin*begin*'
+show() { print -r -- "line<$BUFFER>"; }
+zpty -w shell 'show() { print -r -- "li""ne<$BUFFER>" }; zle -N show; bindkey "^X" show; print rea""dy'
+zpty -r shell output '*ready*'
+zpty -w -n shell "$1"$'\\t\\x18'
+zpty -r shell output '*line<*>*'
+print -r -- "$output"
+"""
+
+
+@pytest.mark.parametrize(("typed", "offered"), TYPED)
+def test_bash(installed: Machine, typed: str, offered: str) -> None:
+    said = installed.run("bash", "-c", BASH, "bash", typed)
+    assert offered.rstrip("/") in [each.removeprefix("plain,") for each in said.stdout.splitlines()]
+    assert said.stderr == ""
+
+
+@pytest.mark.parametrize(("typed", "offered"), TYPED)
+def test_fish(installed: Machine, typed: str, offered: str) -> None:
+    said = installed.run("fish", "--command", "complete --do-complete $argv[1]", typed)
+    assert offered in [line.partition("\t")[0] for line in said.stdout.splitlines()]
+    assert said.stderr == ""
+
+
+@pytest.mark.parametrize(("typed", "offered"), TYPED)
+def test_zsh(installed: Machine, typed: str, offered: str) -> None:
+    said = installed.run("zsh", "-f", "-c", ZSH, "zsh", typed)
+    assert offered in said.stdout
+    assert said.stderr == ""
+
+
+@pytest.mark.parametrize("shell", ["bash", "fish", "zsh"])
+def test_every_option_of_the_proxy_is_offered(installed: Machine, shell: str) -> None:
+    places = {
+        "bash": "/usr/share/bash-completion/completions/fusermount3",
+        "fish": "/usr/share/fish/vendor_completions.d/fusermount3-proxy.fish",
+        "zsh": "/usr/share/zsh/vendor-completions/_fusermount3-proxy",
+    }
+    script = installed.run("cat", places[shell]).stdout
+    for option in commandline.OPTIONS:
+        assert option.name.decode() in script

@@ -1,0 +1,136 @@
+"""The broker's package on a machine that boots: the service runs, is upgraded under load, and leaves nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.e2e.conftest import wait_until
+from tests.lab import debian
+from tests.lab.images import image_tag
+from tests.lab.podman import Container, Options, Volume
+from tests.lab.programs import whoamifs
+from tests.packaging.machines import Machine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.e2e
+
+SERVICE = "fusermount3-broker.service"
+SOCKET = "fusermount3-broker.socket"
+METRICS = "fusermount3-broker-metrics.socket"
+CONFIGURATION = "/etc/fusermount3-broker.toml"
+MOUNTPOINT = "/home/user/mnt"
+
+
+@pytest.fixture
+def booted(suite: str, archives: list[Volume]) -> Iterator[Machine]:
+    """A machine that has booted, and leaves no mount."""
+    options = Options(
+        privileged=True,
+        volumes=[*archives, Volume(whoamifs(), "/usr/local/bin/whoamifs"), Volume(debian.SOURCES, "/srv/sources")],
+        extra=["--systemd=always"],
+    )
+    # Debian 13's systemd takes a host with hybrid cgroups only if it is told to.
+    command = ["/sbin/init", "systemd.unified_cgroup_hierarchy=0", "SYSTEMD_CGROUP_ENABLE_LEGACY_FORCE=1"]
+    with Container(image_tag(debian.machine(suite)), command, options) as container:
+        machine = Machine(container)
+        wait_until(lambda: machine.systemctl("is-system-running", check=False) == "running", 60)
+        # What systemd and udev do on a machine, and leave undone in a container.
+        machine.run("mount", "--make-rshared", "/")
+        machine.run("chmod", "0666", "/dev/fuse")
+        yield machine
+        assert container.fuse_mounts() == []
+        assert machine.systemctl("is-system-running") == "running"
+
+
+def mount(machine: Machine) -> None:
+    """Mount whoamifs as an ordinary user, and check that it is."""
+    machine.run("whoamifs", MOUNTPOINT, user="user")
+    check_usable(machine)
+
+
+def check_usable(machine: Machine) -> None:
+    assert machine.run("cat", f"{MOUNTPOINT}/whoami", user="user").stdout.startswith("uid=1000 gid=1000 pid=")
+
+
+def unmount(machine: Machine) -> None:
+    machine.run("fusermount3", "-u", MOUNTPOINT, user="user")
+
+
+def mountpoints(machine: Machine) -> list[str]:
+    """Return what the broker lists."""
+    return [each["mountpoint"] for each in json.loads(machine.run("fusermount3-broker", "mounts", "--json").stdout)]
+
+
+def version(machine: Machine, package: str) -> str:
+    return machine.run("dpkg-query", "--show", "--showformat=${Version}", package).stdout
+
+
+def test_an_installed_broker_runs_and_mounts(booted: Machine) -> None:
+    booted.apt("install", "fusermount3-broker", "fusermount3-proxy")
+    assert booted.systemctl("is-active", SERVICE, SOCKET).split() == ["active", "active"]
+    assert booted.systemctl("is-enabled", SOCKET) == "enabled"
+    assert booted.systemctl("is-enabled", METRICS, check=False) == "disabled"
+    assert booted.systemctl("show", "--value", "--property=User", SERVICE) == "fusermount3-broker"
+    assert booted.run("stat", "--format=%U %a", "/var/lib/fusermount3-broker").stdout == "fusermount3-broker 700\n"
+    mount(booted)
+    assert mountpoints(booted) == [MOUNTPOINT]
+    booted.apt("install", "fuse3")
+    unmount(booted)
+    mount(booted)
+    assert mountpoints(booted) == [MOUNTPOINT], "fuse3 did not take the place of the proxy"
+    unmount(booted)
+    assert booted.run("dpkg", "--verify", "fusermount3-broker", "fusermount3-proxy", "fuse3").stdout == ""
+
+
+def test_an_upgrade_restarts_the_service_and_leaves_mounts_and_configuration(booted: Machine) -> None:
+    booted.apt("install", "fusermount3-broker", "fusermount3-proxy", "fuse3")
+    booted.run("sed", "--in-place", "s/^#user_allow_other = false/user_allow_other = true/", CONFIGURATION)
+    mount(booted)
+    before = booted.systemctl("show", "--value", "--property=MainPID", SERVICE)
+    booted.use("newer", "debian")
+    booted.apt("upgrade")
+    assert version(booted, "fusermount3-broker").endswith("+newer")
+    assert booted.systemctl("is-active", SERVICE, SOCKET).split() == ["active", "active"]
+    assert booted.systemctl("show", "--value", "--property=MainPID", SERVICE) != before
+    check_usable(booted)
+    assert mountpoints(booted) == [MOUNTPOINT]
+    unmount(booted)
+    assert "user_allow_other = true" in booted.run("cat", CONFIGURATION).stdout
+
+
+def test_a_removal_leaves_mounts_and_configuration_and_a_purge_nothing(booted: Machine) -> None:
+    before = booted.files()
+    booted.apt("install", "fusermount3-broker", "fusermount3-proxy")
+    mount(booted)
+    booted.apt("remove", "fusermount3-broker")
+    check_usable(booted)
+    booted.run("test", "-e", CONFIGURATION)
+    booted.run("test", "-e", "/var/lib/fusermount3-broker")
+    assert booted.systemctl("is-active", SERVICE, SOCKET, check=False).split() == ["inactive", "inactive"]
+    booted.apt("install", "fusermount3-broker")
+    assert mountpoints(booted) == [MOUNTPOINT], "it still knows its mounts"
+    unmount(booted)
+    booted.apt("purge", "fusermount3-broker", "fusermount3-proxy")
+    booted.apt("autopurge")
+    assert booted.files() == before
+    assert booted.run("sh", "-c", "ls --directory /run/fusermount3-*", check=False).stdout == ""
+
+
+@pytest.mark.long
+def test_the_packages_own_tests_pass(booted: Machine) -> None:
+    booted.apt("install", "autopkgtest")
+    debs = sorted(path.name for path in (booted.container.root() / "srv/ours").glob("*.deb"))
+    command = ["autopkgtest", "--no-built-binaries", "--ignore-restrictions=isolation-machine"]
+    packages = [f"/srv/ours/{name}" for name in debs]
+    result = booted.run(*command, *packages, "/srv/sources", "--", "null", check=False)
+    print(result.stdout, result.stderr)
+    assert result.returncode == 0
+    assert {line.split()[0]: line.split()[1] for line in result.stdout.splitlines()[-2:]} == {
+        "mount": "PASS",
+        "commands": "PASS",
+    }
