@@ -119,7 +119,8 @@ def mount_volume(
     else:
         made = _create(talk, caller, wanted)
         places.append(Volume(twin, wanted, caller.mount_namespace if start.pinned else 0))
-    _attach(talk, caller, wanted, made, places)
+    # What is held was made in the broker's own namespaces, for root.
+    _attach(talk, caller, None if start.held else wanted, made, places)
     _settle(talk, caller, wanted, made, places, Keeping(orphans, start.commit_seconds, start.target))
 
 
@@ -161,8 +162,8 @@ def _create(talk: Conversation, caller: Caller, wanted: plan.MountPlan) -> int:
         return filesystem.create(wanted, caller.device, caller.pids, rescue)
 
 
-def _attach(talk: Conversation, caller: Caller, wanted: plan.MountPlan, made: int, places: Places) -> None:
-    """Attach the mount everywhere, or nowhere. Raises StepError."""
+def _attach(talk: Conversation, caller: Caller, wanted: plan.MountPlan | None, made: int, places: Places) -> None:
+    """Attach the mount everywhere, or nowhere; nowhere, too, if it is not what was `wanted`. Raises StepError."""
     attached: list[Mountpoint | Volume] = []
     for place in places:
         try:
@@ -171,7 +172,8 @@ def _attach(talk: Conversation, caller: Caller, wanted: plan.MountPlan, made: in
             _detach(talk, made, attached)
             raise StepError(error.errno or errno.EIO, place.STEP) from None
         attached.append(place)
-    if caller.pids.descriptor is not None and caller.pinned >= 0 and not _is_as_planned(made, wanted):
+    in_container = caller.pids.descriptor is not None and caller.pinned >= 0
+    if wanted and in_container and not _is_as_planned(made, wanted):
         _detach(talk, made, attached)
         raise StepError(errno.EPERM, "check the plan")
 

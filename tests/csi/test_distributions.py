@@ -32,7 +32,8 @@ PACKAGES = (
 @pytest.mark.parametrize("suite", ["bookworm", "trixie"])
 def test_the_plugin_works_with_what_debian_has(suite: str) -> None:
     image = image_tag(DebianRecipe(f"grpc-{suite}", PACKAGES, suite))
-    volumes = [Volume(ROOT / name, f"/source/{name}") for name in ("broker", "fusermount3_proxy", "tests", "setup.cfg")]
+    parts = ("broker", "docs", "fusermount3_proxy", "tests", "setup.cfg")
+    volumes = [Volume(ROOT / name, f"/source/{name}") for name in parts]
     with Container(image, options=Options(volumes=volumes)) as container:
         version = "import google.protobuf as protobuf, grpc; print(grpc.__version__, protobuf.__version__)"
         assert container.exec(["python3", "-c", version]).stdout == "1.51.1 4.21.12\n"

@@ -474,6 +474,13 @@ class Pod:
         self._start(spec)
         self.restarts[spec.name] = self.restarts.get(spec.name, 0) + 1
 
+    def enter(self) -> None:
+        """Have this process be one of the pod's, without a container: it is in its cgroup then."""
+        (hierarchy, *_) = [path for path in (CGROUPS / "pids", CGROUPS) if (path / "cgroup.procs").exists()]
+        cgroup = Path(f"{hierarchy}{self.cgroup}")
+        cgroup.mkdir(parents=True, exist_ok=True)
+        (cgroup / "cgroup.procs").write_text(str(os.getpid()))
+
     # Tearing down: killPod, then the reconciler of volumes
 
     def tear_down(self) -> None:
@@ -493,7 +500,7 @@ class Pod:
         if self._sandbox:
             self._sandbox.remove()
             self._sandbox = None
-            self._remove_cgroup()
+        self._remove_cgroup()
 
     def tear_down_volume(self, volume: manifests.Volume, seconds: float = PATIENCE) -> None:
         """Take a volume away, with the binds of parts of it. Raises PodFailed."""
