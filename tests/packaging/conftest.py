@@ -47,6 +47,15 @@ def newer(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.fixture(scope="session")
+def sources(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is in the source package."""
+    (tarball,) = packages.glob("*.tar.xz")
+    directory = tmp_path_factory.mktemp("sources")
+    run(["tar", "--extract", "--file", tarball, "--directory", directory, "--strip-components=1", "--no-same-owner"])
+    return directory
+
+
 SHELLS = ("bash-completion", "zsh", "fish")
 READERS = ("man-db", "groff-base", "mandoc")
 
