@@ -945,7 +945,7 @@ def test_a_twin_attaches_nothing_but_fuse_filesystems(tmp_path: Path) -> None:
                 twins.Attendant(opened, volume.relative(volume.target), False, PATIENCE).attend(theirs)
             os._exit(0)
         theirs.close()
-        twin = twins.Twin(ours, PATIENCE)
+        twin = twins.Twin(ours, PATIENCE, 0)
         for path in ("/", "/proc", str(volume.target)):
             copy = syscalls.open_tree(syscalls.AT_FDCWD, path.encode(), targets._CLONE)
             with pytest.raises(PermissionError):
