@@ -1,4 +1,4 @@
-"""The broker's package on a machine that boots: the service runs, is upgraded under load, and leaves nothing."""
+"""The broker's package on a machine that boots: the service mounts, is upgraded, and leaves nothing."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_the_packages_own_tests_pass(booted: Machine) -> None:
     debs = sorted(path.name for path in (booted.container.root() / "srv/ours").glob("*.deb"))
     command = ["autopkgtest", "--no-built-binaries", "--ignore-restrictions=isolation-machine"]
     packages = [f"/srv/ours/{name}" for name in debs]
-    result = booted.run(*command, *packages, "/srv/sources//", "--", "null", check=False)
+    result = booted.run(*command, *packages, "/srv/sources/", "--", "null", check=False)
     print(result.stdout, result.stderr)
     assert result.returncode == 0
     assert {line.split()[0]: line.split()[1] for line in result.stdout.splitlines()[-2:]} == {
