@@ -32,9 +32,9 @@ $(PROXY): $(wildcard fusermount3_proxy/*.py packaging/static/*) | build-packages
 .PHONY: deb
 deb: | deb-packages  ## Debian packages for the release that runs here: build/deb/*.deb
 	rm -rf build/deb && mkdir -p build/deb
-	packaging/export build/deb/source
-	cd build/deb/source && dpkg-buildpackage --no-sign
-	rm -rf build/deb/source
+	packaging/export build/deb/fusermount3-proxy
+	cd build/deb/fusermount3-proxy && dpkg-buildpackage --no-sign
+	rm -rf build/deb/fusermount3-proxy
 
 .PHONY: demo
 demo: venv static lab-packages  ## an unmodified sshfs mounts in an unprivileged container, told step by step
