@@ -26,6 +26,13 @@ SOCKET = "fusermount3-broker.socket"
 METRICS = "fusermount3-broker-metrics.socket"
 CONFIGURATION = "/etc/fusermount3-broker.toml"
 MOUNTPOINT = "/home/user/mnt"
+#: As on a kernel's command line: Debian 13's systemd takes a host with hybrid cgroups only if it is told to, and a
+#: container has no modules to load.
+KERNEL = (
+    "systemd.unified_cgroup_hierarchy=0",
+    "SYSTEMD_CGROUP_ENABLE_LEGACY_FORCE=1",
+    "systemd.mask=systemd-modules-load.service",
+)
 
 
 @pytest.fixture
@@ -36,9 +43,7 @@ def booted(suite: str, archives: list[Volume], sources: Path) -> Iterator[Machin
         volumes=[*archives, Volume(whoamifs(), "/usr/local/bin/whoamifs"), Volume(sources, "/srv/sources")],
         extra=["--systemd=always"],
     )
-    # Debian 13's systemd takes a host with hybrid cgroups only if it is told to.
-    command = ["/sbin/init", "systemd.unified_cgroup_hierarchy=0", "SYSTEMD_CGROUP_ENABLE_LEGACY_FORCE=1"]
-    with Container(image_tag(debian.machine(suite)), command, options) as container:
+    with Container(image_tag(debian.machine(suite)), ["/sbin/init", *KERNEL], options) as container:
         machine = Machine(container)
         wait_until(lambda: machine.systemctl("is-system-running", check=False) == "running", 60)
         # What systemd and udev do on a machine, and leave undone in a container.
