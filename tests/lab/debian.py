@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 SOURCES = Path(__file__).parents[2]
 NAMES = ("fusermount3-proxy", "fusermount3-broker", "fusermount3-proxy-doc")
 """The binary packages."""
-SUITES = ("bookworm", "trixie")
 
 
 def build_dependencies() -> list[str]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.fixture(scope="session", params=debian.SUITES)
+@pytest.fixture(scope="session", params=["bookworm", pytest.param("trixie", marks=pytest.mark.long)])
 def suite(request: pytest.FixtureRequest) -> str:
     """A release of Debian."""
     return str(request.param)

@@ -81,9 +81,8 @@ def test_the_helper_of_libfuse_2_makes_room_too(suite: str, tree: Machine) -> No
     tree.apt("install", "fusermount3-proxy")
     tree.apt("install", "fuse")
     check_is_the_proxy(tree)
-    if suite != "bookworm":  # where fuse only brings in fuse3
-        assert tree.mode(ASIDE) == "4755 root"
-        return
+    if suite != "bookworm":
+        return  # its fuse is empty, and depends on fuse3
     assert tree.says("/usr/bin/fusermount.distrib").startswith("fusermount version: 2.9")
     assert tree.mode("/usr/bin/fusermount.distrib") == "4755 root"
     tree.apt("remove", "fusermount3-proxy")
