@@ -4,10 +4,15 @@ SHELL := /bin/bash
 # The distribution's Python: its static library is what the proxy is linked with, and its bytecode has to match.
 PYTHON ?= /usr/bin/python3
 VENV := .venv
-PROXY := build/static/fusermount3-proxy
+NATIVE := $(shell dpkg --print-architecture)
+ARCH ?= $(NATIVE)
+PROXY := build/static/$(if $(filter-out $(NATIVE),$(ARCH)),$(ARCH)/)fusermount3-proxy
 
 # What the venv, the lint and the static build need; the end-to-end tests and the demo need the lab's packages, too.
 BUILD_PACKAGES := gcc libc6-dev pkgconf libpython3-dev libsystemd-dev libattr1-dev python3-venv binutils strace
+# What links for another architecture than the machine's.
+CROSS_PACKAGES_amd64 := gcc-x86-64-linux-gnu libc6-dev-amd64-cross
+CROSS_PACKAGES_arm64 := gcc-aarch64-linux-gnu libc6-dev-arm64-cross
 LAB_PACKAGES := $(shell sed 's/\#.*//' tests/lab/apt-packages)
 
 .DEFAULT_GOAL := help
@@ -24,9 +29,10 @@ $(VENV)/installed: setup.cfg pyproject.toml | build-packages
 	touch $@
 
 .PHONY: static
-static: $(PROXY)  ## the static proxy: build/static/fusermount3-proxy
+static: $(PROXY)  ## the static proxy: build/static/fusermount3-proxy; ARCH=arm64: build/static/arm64/fusermount3-proxy
 
-$(PROXY): $(wildcard fusermount3_proxy/*.py packaging/static/*) | build-packages
+SOURCES := $(wildcard fusermount3_proxy/*.py packaging/static/*)
+build/static/fusermount3-proxy: $(SOURCES) | build-packages
 	$(PYTHON) packaging/static/build.py --output $@
 
 .PHONY: deb
@@ -35,6 +41,11 @@ deb: | deb-packages  ## Debian packages for the release that runs here: build/de
 	packaging/export build/deb/fusermount3-proxy
 	cd build/deb/fusermount3-proxy && dpkg-buildpackage --no-sign
 	rm -rf build/deb/fusermount3-proxy
+
+build/static/%/fusermount3-proxy: $(SOURCES) | build-packages
+	packaging/install-packages $(CROSS_PACKAGES_$*)
+	PYTHON=$(PYTHON) packaging/static/foreign-libpython $* $(@D)/libpython
+	$(PYTHON) packaging/static/build.py --output $@ --arch $* --root $(@D)/libpython
 
 .PHONY: demo
 demo: venv static lab-packages  ## an unmodified sshfs mounts in an unprivileged container, told step by step
@@ -55,9 +66,10 @@ lint: venv  ## ruff and mypy --strict
 	$(VENV)/bin/mypy
 
 .PHONY: bench
-bench: venv static lab-packages  ## latency beside the genuine fusermount3; load: many mounts, callers, cycles, and bounds
+bench: venv static lab-packages  ## latency beside the genuine fusermount3; load: many mounts, callers, cycles, and bounds; volumes
 	$(VENV)/bin/python -m benchmarks.latency
 	$(VENV)/bin/python -m benchmarks.load
+	$(VENV)/bin/python -m benchmarks.volumes
 
 MINUTES := 20
 .PHONY: soak
@@ -72,6 +84,21 @@ fuzz: venv  ## fuzz each parser for SECONDS=60; `make test-all` does so, too, be
 .PHONY: callers
 callers: venv static lab-packages  ## write into docs/compatibility.md which programs work, from the tests that run them
 	$(VENV)/bin/python -m tests.callers.table
+
+# A compiler this old, for what it writes runs with Debian's protobuf 3.21, as with newer ones from PyPI.
+PROTOC := build/protoc
+.PHONY: csi
+csi: $(PROTOC)/installed  ## generate broker/csi/csi_pb2.py and .pyi from csi.proto, after a change of that
+	$(PROTOC)/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. broker/csi/csi.proto
+
+.PHONY: device-plugin
+device-plugin: $(PROTOC)/installed  ## the same for broker/deviceplugin/deviceplugin.proto
+	$(PROTOC)/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. broker/deviceplugin/deviceplugin.proto
+
+$(PROTOC)/installed: | build-packages
+	$(PYTHON) -m venv $(PROTOC)
+	$(PROTOC)/bin/pip install --quiet 'grpcio-tools==1.62.3' 'setuptools<81'
+	touch $@
 
 .PHONY: clean
 clean:  ## remove what was built here (the cache of the tests' images stays, in ~/.cache)

@@ -10,9 +10,9 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from errno import EBADMSG, EIO, ETIMEDOUT
+from errno import EBADMSG, EIO, EOPNOTSUPP, ETIMEDOUT
 
 from broker import log, policy, rescue
 from broker.channel import Channel, HungUp
@@ -35,6 +35,7 @@ from broker.plan import (
     RolledBack,
     StartMount,
     StartUnmount,
+    StartVolumeMount,
     Told,
     Unmounted,
     UnmountFacts,
@@ -49,15 +50,16 @@ from fusermount3_proxy.wire import (
     ProtocolError,
     Reply,
     UnmountRequest,
+    VolumeRequest,
 )
 
 #: What a refusal quotes may be as long as a whole message, and a reply has to hold it.
 _LONGEST_TEXT = 16 * 1024
 
 
-def let_in(front: Front, channel: Channel) -> "Call | None":
-    """Return the call of who has connected, for `serve`; None if it was turned away, or is gone."""
-    call = Call(front, channel)
+def let_in(front: Front, channel: Channel, begin: "Begin") -> "Call | None":
+    """Return the call of who has connected, begun by `begin`, for `serve`; None if it was turned away, or is gone."""
+    call = begin(front, channel)
     try:
         call.enter()
         return call
@@ -72,9 +74,14 @@ def let_in(front: Front, channel: Channel) -> "Call | None":
     return None
 
 
+#: Makes the call of who has connected.
+Begin = Callable[[Front, Channel], "Call"]
+
+
 async def serve(call: "Call") -> None:
     """Serve a caller that was let in."""
     try:
+        await call.wait_for_turn()
         await call.serve()
     except Refusal as refusal:
         try:
@@ -95,7 +102,11 @@ async def serve(call: "Call") -> None:
 
 
 class Call:
-    """A call as it becomes known. `id` is its name in the log and in what the user reads."""
+    """A call as it becomes known. `id` is its name in the log and in what the user reads.
+
+    Here the mounts are in place, at the caller's own mountpoint; what is otherwise on the socket of a volume is in
+    `volume_call`.
+    """
 
     def __init__(self, front: Front, channel: Channel) -> None:
         self.id = secrets.token_hex(4)
@@ -126,6 +137,12 @@ class Call:
         account = accounts.enter(peer.account, self._front.configuration, self._begun)
         self.held.callback(accounts.leave, account)
         self._caller = peer, account
+        self._pause = account.pause(self._front.configuration, self._begun)
+
+    async def wait_for_turn(self) -> None:
+        """Wait if those who pay for this have asked for much just now: that is to be at nobody else's expense."""
+        if self._pause:
+            await asyncio.sleep(self._pause)
 
     async def serve(self) -> None:
         """Receive the request and carry it out. Raises Refusal, ProtocolError, MounterFailed, HungUp."""
@@ -135,13 +152,13 @@ class Call:
         request = await self._read_request()
         self._name = request.OPERATION
         self._known["mountpoint"] = request.mountpoint
-        if isinstance(request, MountRequest):
+        if isinstance(request, UnmountRequest):
+            await self._unmount(peer, request)
+        else:
             self._known["options"] = request.options
             await self._mount(peer, account, request)
-        else:
-            await self._unmount(peer, request)
 
-    async def _read_request(self) -> MountRequest | UnmountRequest:
+    async def _read_request(self) -> MountRequest | VolumeRequest | UnmountRequest:
         """Return the request, which the mounter's child is to take with what came with it."""
         try:
             async with asyncio.timeout(self._front.configuration.deadlines.request):
@@ -149,11 +166,13 @@ class Call:
         except TimeoutError:
             raise Refusal(ETIMEDOUT, b"no request came in time") from None
         request = wire.decode_request(data)
-        if not isinstance(request, MountRequest | UnmountRequest):
+        if not isinstance(request, MountRequest | VolumeRequest | UnmountRequest):
             raise ProtocolError(EBADMSG, f"'{request.OPERATION}' before a mount")
         return request
 
-    async def _begin(self, peer: Peer, start: StartMount | StartUnmount) -> Operation:
+    async def _begin(
+        self, peer: Peer, start: StartMount | StartVolumeMount | StartUnmount, *descriptors: int
+    ) -> Operation:
         """Have the mounter begin, when there is a place for it; the operation ends with the call at the latest.
 
         Raises MounterFailed, LimitReached.
@@ -161,7 +180,9 @@ class Call:
         places = self._front.places
         await self._take_place(places)
         try:
-            self._operation = self._front.mounter.begin(start, [self._channel.socket.fileno(), peer.pidfd])
+            self._operation = self._front.mounter.begin(
+                start, [self._channel.socket.fileno(), peer.pidfd, *descriptors]
+            )
         except MounterFailed:
             places.give_back(peer.account)
             raise
@@ -182,15 +203,13 @@ class Call:
 
     # Mounting --------------------------------------------------------------------------------------------------
 
-    async def _mount(self, peer: Peer, account: Account, request: MountRequest) -> None:
+    async def _mount(self, peer: Peer, account: Account, request: MountRequest | VolumeRequest) -> None:
         """Mount in the caller's namespaces, and keep the mount once the descriptor has arrived where it belongs."""
-        deadlines = self._front.configuration.deadlines
-        start = StartMount(deadlines.operation, deadlines.commit)
         counted = self._count_mount(account)
         if request.sync_init:
             await self._take_place(self._front.long_places)
             self.held.callback(self._front.long_places.give_back, account.name)
-        operation = await self._begin(peer, start)
+        operation = await self._begin_mount(peer, request)
         with _explained(b"mount failed", request):
             plan, said = await self._agree(peer, request, operation, counted)
             if isinstance(said, HandedOver):
@@ -217,6 +236,18 @@ class Call:
         else:  # it stays in the registry, so that its owner can unmount it
             self.decided(log.WARNING, "not rolled back: it is covered, or its guardian was killed", device=mount.device)
 
+    async def _begin_mount(self, peer: Peer, request: MountRequest | VolumeRequest) -> Operation:
+        """Have the mounter begin. Raises Refusal, MounterFailed."""
+        if isinstance(request, VolumeRequest):
+            raise Refusal(EOPNOTSUPP, b"this socket is no volume's, there is nothing to mount on without a mountpoint")
+        deadlines = self._front.configuration.deadlines
+        return await self._begin(peer, StartMount(deadlines.operation, deadlines.commit))
+
+    def _decide(self, request: MountRequest | VolumeRequest, facts: MountFacts, live_mounts: int) -> MountPlan:
+        """Return the plan for the request. Raises Refusal."""
+        assert isinstance(request, MountRequest)
+        return policy.decide_mount(self.id.encode(), request, facts, live_mounts, self._front.configuration)
+
     async def _undo(self, operation: Operation, mount: Mount) -> bool:
         """Whether the mount is gone again."""
         async with rescue.aborted_if_hung(self._front, mount):
@@ -235,7 +266,7 @@ class Call:
         return counted
 
     async def _agree(
-        self, peer: Peer, request: MountRequest, operation: Operation, counted: ExitStack
+        self, peer: Peer, request: MountRequest | VolumeRequest, operation: Operation, counted: ExitStack
     ) -> tuple[MountPlan, Record]:
         """Agree on a plan with the mounter's child; return it, and what the child says when it has begun.
 
@@ -256,19 +287,20 @@ class Call:
         if not isinstance(said, MountFacts):
             raise OperationEnded
         guessed.close()
-        self._front.usual_filesystem = said.filesystem
+        if isinstance(request, MountRequest):
+            self._front.usual_filesystem = said.filesystem
         limit = self._front.configuration.mount_max
         namespace = MountNamespace(said.mount_namespace)
         others = self._front.guessing + self._front.mounting_in[namespace]  # counted before they are there
         live = self._front.registry.count(namespace, limit - others) + others
-        plan = policy.decide_mount(self.id.encode(), request, said, live, self._front.configuration)
+        plan = self._decide(request, said, live)
         self._front.mounting_in[namespace] += 1
         counted.callback(self._front.ends_mounting_in, namespace)
         self._warnings = tuple(plan.warnings.splitlines())
         operation.say(plan)
         return plan, await operation.hear()
 
-    def _guess(self, peer: Peer, request: MountRequest) -> MountPlan | None:
+    def _guess(self, peer: Peer, request: MountRequest | VolumeRequest) -> MountPlan | None:
         """Return the plan that is right if the caller and its mountpoint are as most are; see `plan`.
 
         None where a namespace may come to its limit: there the facts say how many mounts are the caller's.
@@ -282,15 +314,18 @@ class Call:
             gid=peer.gid,
             root_mode=stat.S_IFDIR,
             foreign_sticky=False,
-            filesystem=self._front.usual_filesystem,
+            filesystem=self._usual_filesystem(request),
             search_errno=0,
             access_errno=0,
             mount_namespace=0,
         )
         try:
-            return policy.decide_mount(self.id.encode(), request, usual, 0, configuration)
+            return self._decide(request, usual, 0)
         except Refusal:
             return None  # the facts may give another reason, which the user is to read then
+
+    def _usual_filesystem(self, _request: MountRequest | VolumeRequest) -> int:
+        return self._front.usual_filesystem
 
     async def _proceed(self, operation: Operation) -> Record:
         """The FUSE program has its descriptor before there is a mount: wait until it is ready to serve, then mount.
@@ -326,7 +361,7 @@ class Call:
         except (HungUp, TimeoutError, ProtocolError):
             return False
 
-    def _record(self, peer: Peer, request: MountRequest, plan: MountPlan, mounted: Mounted) -> Mount:
+    def _record(self, peer: Peer, request: MountRequest | VolumeRequest, plan: MountPlan, mounted: Mounted) -> Mount:
         device = Device(mounted.device)
         return Mount(
             device=device,
@@ -342,6 +377,7 @@ class Call:
             source=plan.source,
             mounted_at=time.time(),
             request=self.id,
+            mount_id=mounted.mount_id,
         )
 
     def _tell_foreign_pids(self, mounted: Mounted) -> None:
@@ -432,7 +468,7 @@ class Call:
 
 
 @contextmanager
-def _explained(prefix: bytes, request: MountRequest | UnmountRequest) -> Iterator[None]:
+def _explained(prefix: bytes, request: MountRequest | VolumeRequest | UnmountRequest) -> Iterator[None]:
     """Turn the failure of an operation into the refusal that the user reads; `prefix` says what failed."""
     begun = time.monotonic()
     try:
@@ -440,6 +476,8 @@ def _explained(prefix: bytes, request: MountRequest | UnmountRequest) -> Iterato
     except OperationFailed as error:
         if error.step == "access mountpoint":
             prefix = b"failed to access mountpoint %b" % request.mountpoint
+        elif error.step == "mount on the volume":
+            prefix = b"failed to mount on the volume"
         raise Refusal(error.errno, b"%b: %b" % (prefix, os.strerror(error.errno).encode())) from None
     except OperationRefused as error:
         if error.descriptors == 1:

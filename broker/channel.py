@@ -1,17 +1,21 @@
 """SOCK_SEQPACKET sockets in the event loop, for whole records.
 
-The front takes no descriptor from anybody. Closing one can take for ever (a file of a FUSE filesystem is flushed, a
+The front takes no descriptor from callers. Closing one can take for ever (a file of a FUSE filesystem is flushed, a
 socket may linger, a mount that was detached ends with it), and even a descriptor that was not asked for has to be
 closed by whoever takes the record that it came with, or closes the connection last. So what a caller says is only
 looked at here; a child of the mounter takes it, and is the last who has the connection.
 """
 
 import asyncio
+import os
 import socket
 from contextlib import suppress
 from types import TracebackType
 
 from fusermount3_proxy import wire
+
+#: Bytes of a descriptor in a message: a C int of Linux.
+_INT = 4
 
 
 class HungUp(Exception):
@@ -41,6 +45,32 @@ class Channel:
         """Return the next record. Raises HungUp, and ProtocolError for a record that is too long."""
         data, _ = await self._next(0)
         return data
+
+    async def receive_with_descriptors(self, most: int) -> tuple[bytes, list[int]]:
+        """As `receive`; return the descriptors that came with the record, too, which are the taker's to close.
+
+        Only for what the mounter says. More than `most` are a ProtocolError.
+        """
+        while True:
+            try:
+                data, ancillary, flags, _ = self.socket.recvmsg(
+                    wire.MAX_MESSAGE, socket.CMSG_LEN(_INT * most), socket.MSG_CMSG_CLOEXEC
+                )
+                break
+            except BlockingIOError:
+                await self._readable()
+            except OSError:
+                raise HungUp from None
+        descriptors = wire.descriptors(ancillary)
+        try:
+            wire.check_whole(flags)
+            if not data:
+                raise HungUp
+        except (HungUp, wire.ProtocolError):
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise
+        return data, descriptors
 
     async def peek(self) -> tuple[bytes, bool]:
         """Return the next record, and whether descriptors came with it; leave it where it is. Raises as `receive`."""

@@ -38,54 +38,62 @@ def in_child(
     that a FUSE program owes can't always be killed: this process ends after its child in any case, so that whoever sees
     it end knows that nothing is left. Raises the OSError that `act` raises, TimeoutError when it was given up.
     """
-    child = syscalls.fork()
-    if child == 0:
-        status = errno.EIO
-        try:
-            _close_all_but(keep)
-            syscalls.capset(*capabilities)
-            if user:
-                os.setresgid(user.gid, user.gid, user.gid)
-                os.setresuid(user.uid, user.uid, user.uid)
-                syscalls.capset()  # which only root loses by that
-            syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)  # after the ids, with which it is lost
-            act()
-            status = 0
-        except OSError as error:
-            status = error.errno or errno.EIO
-        finally:
-            os._exit(status)
+
+    def act_confined() -> None:
+        _close_all_but(keep)
+        syscalls.capset(*capabilities)
+        if user:
+            os.setresgid(user.gid, user.gid, user.gid)
+            os.setresuid(user.uid, user.uid, user.uid)
+            syscalls.capset()  # which only root loses by that
+        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)  # after the ids, with which it is lost
+        act()
+
+    child = _fork(act_confined)
     seconds = signal.alarm(0)
     in_time = _ends(child, seconds, rescue)
     if not in_time:
         _kill(child, user)
         if rescue:
             rescue.unblock()
-    _, ended = os.waitpid(child, 0)
+    _, status = os.waitpid(child, 0)
     if not in_time:
         raise TimeoutError(errno.ETIMEDOUT, "in a child")
     signal.alarm(seconds)
-    if ended:
-        status = os.waitstatus_to_exitcode(ended)
-        raise OSError(status if status > 0 else errno.EINTR, "in a child")
+    _raise_error_of(status)
 
 
 def in_twin(act: Callable[[], object]) -> None:
     """Do `act` in a child that has all that this process has, and no other time. Raises the OSError that it raises."""
+
+    def act_and_die_with_parent() -> None:
+        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+        act()
+
+    _, status = os.waitpid(_fork(act_and_die_with_parent), 0)
+    _raise_error_of(status)
+
+
+def _fork(act: Callable[[], object]) -> int:
+    """Do `act` in a child, whose exit status is the errno that it raises, or 0; return its pid."""
     child = syscalls.fork()
-    if child == 0:
-        status = errno.EIO
-        try:
-            syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
-            act()
-            status = 0
-        except OSError as error:
-            status = error.errno or errno.EIO
-        finally:
-            os._exit(status)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if status:
-        raise OSError(status if status > 0 else errno.EINTR, "in a child")
+    if child:
+        return child
+    status = errno.EIO
+    try:
+        act()
+        status = 0
+    except OSError as error:
+        status = error.errno or errno.EIO
+    finally:
+        os._exit(status)
+
+
+def _raise_error_of(status: int) -> None:
+    """Raise the OSError that `act` has raised in the child which ended with this status of wait(2), if it has."""
+    code = os.waitstatus_to_exitcode(status)
+    if code:
+        raise OSError(code if code > 0 else errno.EINTR, "in a child")
 
 
 @contextmanager

@@ -6,17 +6,48 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from broker import config, figures, terminal
+from broker import config, figures, injection, terminal
 from fusermount3_proxy import __version__
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from broker.supervisor import Csi
+
+#: Under which Kubernetes knows the driver, unless it takes another's place.
+DRIVER_NAME = "csi.fusermount3-proxy.dev"
 
 _CONFIG = click.option(
     "--config",
     "config_path",
     type=click.Path(path_type=Path),
     help=f"Configuration file; default {config.DEFAULT_PATH}, if it exists.",
+)
+_SOCKETS = click.option(
+    "--socket",
+    "socket_paths",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Listen here instead of where the configuration says; may be repeated.",
+)
+_PROXY = click.option(
+    "--proxy",
+    type=click.Path(path_type=Path),
+    default=injection.DEFAULT_PROXY,
+    show_default=True,
+    help="The static executable on the host.",
+)
+_BROKER_SOCKET = click.option(
+    "--socket",
+    type=click.Path(path_type=Path),
+    default=config.Socket.path,
+    show_default=True,
+    help="The broker's socket on the host; containers see the directory it is in.",
+)
+_DEVICE_NODE = click.option(
+    "--device-node",
+    is_flag=True,
+    help="Give containers the real /dev/fuse, which clone_fd needs, and not a stand-in that can only be opened.",
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
@@ -29,19 +60,49 @@ def main() -> None:
 
 @main.command()
 @_CONFIG
-@click.option(
-    "--socket",
-    "socket_paths",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    help="Listen here instead of where the configuration says; may be repeated.",
-)
+@_SOCKETS
 def serve(config_path: Path | None, socket_paths: tuple[Path, ...]) -> None:
     """Run the broker, in the foreground."""
+    _serve(config_path, socket_paths)
+
+
+@main.command()
+@click.option("--endpoint", required=True, metavar="unix://PATH", help="Where kubelet asks for volumes.")
+@click.option("--node-id", required=True, metavar="NAME", help="The name of this node.")
+@click.option("--driver-name", default=DRIVER_NAME, show_default=True, metavar="NAME", help="The name of the driver.")
+@click.option(
+    "--kubelet-dir",
+    default=Path("/var/lib/kubelet"),
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Where kubelet has the volumes of pods.",
+)
+@_CONFIG
+@_SOCKETS
+def csi(
+    endpoint: str,
+    node_id: str,
+    driver_name: str,
+    kubelet_dir: Path,
+    config_path: Path | None,
+    socket_paths: tuple[Path, ...],
+) -> None:
+    """Run the broker as `serve` does, and the CSI node plugin, by which kubelet has volumes published for its pods."""
+    from broker import supervisor
+    from broker.csi import settings
+
+    try:
+        settings.check(endpoint, node_id, driver_name, str(kubelet_dir))
+    except settings.SettingsError as error:
+        raise click.ClickException(str(error)) from None
+    _serve(config_path, socket_paths, supervisor.Csi(endpoint, node_id, driver_name, kubelet_dir))
+
+
+def _serve(config_path: Path | None, socket_paths: tuple[Path, ...], csi: "Csi | None" = None) -> None:
     from broker import supervisor
 
     try:
-        supervisor.serve(config_path, socket_paths)
+        supervisor.serve(config_path, socket_paths, csi)
     except (supervisor.StartError, config.ConfigurationError) as error:
         raise click.ClickException(str(error)) from None
 
@@ -67,11 +128,17 @@ def status(config_path: Path | None, as_json: bool) -> None:
     click.echo(f"configuration  {answer['configuration']}")
     click.echo(f"up             {terminal.duration(answer['uptime_seconds'])}")
     click.echo(f"mounts         {', '.join(f'{count} {state}' for state, count in answer['mount_states'].items())}")
-    for name in ("supervisor", "front", "mounter"):
-        process = answer[name]
+    if "plugin" in answer:
+        click.echo(f"volumes        {answer['volumes']} published")
+    for name in ("supervisor", "front", "mounter", "plugin"):
+        process = answer.get(name)
+        if process is None:
+            continue
         click.echo(f"{name:14} pid {process['pid']}, {terminal.mebibytes(process['rss_bytes'])}")
     click.echo(f"descriptors    {answer['front']['open_descriptors']} of the front")
     click.echo(f"restarts       {answer['mounter']['restarts']} of the mounter")
+    if "plugin" in answer:
+        click.echo(f"               {answer['plugin']['restarts']} of the plugin")
     for result, count in sorted(answer["requests"].items()):
         click.echo(f"{result + ':':24} {count}")
     for operation, histogram in sorted(answer["latency"].items()):
@@ -132,6 +199,75 @@ def abort(config_path: Path | None, id: str) -> None:  # what it is called in th
     click.echo(terminal.visible(f"aborted {answer['request']}: {answer['mountpoint']}, {answer['type']}"))
 
 
+@main.command("device-plugin")
+@click.option(
+    "--kubelet-dir",
+    type=click.Path(path_type=Path),
+    default=Path("/var/lib/kubelet"),
+    show_default=True,
+    help="kubelet's directory, with device-plugins/ in it.",
+)
+@click.option("--resource", default="fusermount3-proxy.dev/fuse", show_default=True, help="What pods ask for.")
+@click.option(
+    "--count",
+    type=click.IntRange(min=1, max=100_000),
+    default=1000,
+    show_default=True,
+    help="How many containers of the node may have it at the same time.",
+)
+@click.option("--cdi", "by_cdi", is_flag=True, help="Tell kubelet (1.28 or later) only the name of the CDI device.")
+@_PROXY
+@_BROKER_SOCKET
+@_DEVICE_NODE
+def device_plugin(
+    kubelet_dir: Path, resource: str, count: int, by_cdi: bool, proxy: Path, socket: Path, device_node: bool
+) -> None:
+    """Have kubelet give what it needs to every container that asks for it, in the foreground.
+
+    A container asks by `resources: {limits: {fusermount3-proxy.dev/fuse: 1}}`. The paths are those of the node. With
+    --cdi, the node's container runtime must know the device, see `cdi generate`.
+    """
+    from broker.deviceplugin import plugin
+    from broker.deviceplugin.devices import Devices
+
+    try:
+        devices = Devices(count, injection.injection(proxy, socket, device_node=device_node), by_cdi)
+        plugin.serve(plugin.Settings(kubelet_dir / "device-plugins", resource, devices, socket))
+    except (injection.InjectionError, plugin.PluginError) as error:
+        raise click.ClickException(str(error)) from None
+
+
+@main.group()
+def cdi() -> None:
+    """Have container engines give any container what it needs (Container Device Interface)."""
+
+
+@cdi.command()
+@click.option("--output", type=click.Path(path_type=Path), help="Write the file, for example /etc/cdi/NAME.json.")
+@_PROXY
+@_BROKER_SOCKET
+@_DEVICE_NODE
+def generate(output: Path | None, proxy: Path, socket: Path, device_node: bool) -> None:
+    """Print the specification of the device fusermount3-proxy.dev/fuse=on.
+
+    With such a file in /etc/cdi, `podman run --device fusermount3-proxy.dev/fuse=on IMAGE` lets FUSE programs of any
+    image mount through the broker.
+    """
+    from broker import cdi
+
+    try:
+        text = cdi.specification(injection.injection(proxy, socket, device_node=device_node))
+        if output is None:
+            click.echo(text, nl=False)
+            return
+        output.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = output.with_name(f"{output.name}.new")  # engines read what ends in .json or .yaml
+        unfinished.write_text(text)
+        unfinished.replace(output)
+    except (injection.InjectionError, OSError) as error:
+        raise click.ClickException(str(error)) from None
+
+
 def _print_table(rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
@@ -140,7 +276,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
         table.add_column(heading, overflow="fold")
     for row in rows:
         since = terminal.moment(row["mounted_at"])
-        cells = [row["request"], row["state"], row["mountpoint"], row["type"], row["source"]]
+        cells = [row["request"], row["state"], row["mountpoint"] or row["volume"], row["type"], row["source"]]
         cells += [str(row["uid"]), str(row["pid"]), row["command"], row["container"][:24], since]
         table.add_row(*map(terminal.visible, cells))
     _console().print(table)

@@ -37,10 +37,13 @@ NOBODY = Served(0, 0)
 class Connection:
     """One connection, of which it is sure that it still is the one that is meant."""
 
-    def __init__(self, fusectl: int, device: int, inode: int) -> None:
-        """Open its directory below `fusectl`. Raises OSError, FileNotFoundError if another has its number now."""
+    def __init__(self, fusectl: int, device: int, inode: int | None = None) -> None:
+        """Open its directory below `fusectl`; without `inode`, that of whichever it is now.
+
+        Raises OSError, FileNotFoundError if another has its number now.
+        """
         self._directory = os.open(f"{device}", _DIRECTORY, dir_fd=fusectl)
-        if inode != os.fstat(self._directory).st_ino:
+        if inode not in (None, os.fstat(self._directory).st_ino):
             self.close()
             raise FileNotFoundError(errno.ENOENT, "the connection is gone")
 
@@ -52,6 +55,10 @@ class Connection:
 
     def close(self) -> None:
         os.close(self._directory)
+
+    def fileno(self) -> int:
+        """Return the descriptor of its directory."""
+        return self._directory
 
     def waiting(self) -> int:
         """Return how many requests wait to be answered. Raises FileNotFoundError when the connection has ended."""
@@ -143,11 +150,16 @@ def served_device(proc: int, pid: int | str, descriptor: int) -> int | None:
 
 def descriptors(proc: int) -> Iterator[tuple[int, Served]]:
     """Yield the connection of each /dev/fuse descriptor on the machine, and whose it is."""
-    for pid in _processes(proc):
+    for pid in processes(proc):
         for descriptor in _descriptors_of(proc, pid):
             device = served_device(proc, pid, descriptor)
             if device is not None:
                 yield device, Served(pid, descriptor)
+
+
+def served(proc: int, device: int) -> Served | None:
+    """Return who serves the connection of that device; None if nobody who is to be seen in `proc`."""
+    return next((each for number, each in descriptors(proc) if number == device), None)
 
 
 def _descriptors_of(proc: int, pid: int) -> Iterator[int]:
@@ -168,7 +180,7 @@ def _descriptors_of(proc: int, pid: int) -> Iterator[int]:
 
 def process_in(proc: int, mount_namespace: int) -> int:
     """Return the pidfd of a process in the mount namespace of that inode. Raises ProcessLookupError for none."""
-    for pid in _processes(proc):
+    for pid in processes(proc):
         try:
             if os.stat(f"{pid}/ns/mnt", dir_fd=proc).st_ino == mount_namespace:
                 return os.pidfd_open(pid)
@@ -177,7 +189,8 @@ def process_in(proc: int, mount_namespace: int) -> int:
     raise ProcessLookupError(errno.ESRCH, "nobody is in the mount namespace")
 
 
-def _processes(proc: int) -> Iterator[int]:
+def processes(proc: int) -> Iterator[int]:
+    """Yield the pids of the processes that are to be seen in `proc`."""
     directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
     try:
         names = os.listdir(directory)

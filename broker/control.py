@@ -102,13 +102,23 @@ def status(front: Front) -> dict[str, Any]:
         "latency": _latency(front),
         "limits_hit": dict(front.limits_hit),
         "supervisor": {"pid": os.getppid(), "rss_bytes": _rss(front, os.getppid())},
+        "volumes": len(front.volumes or ()),
         "front": {"pid": os.getpid(), "rss_bytes": _rss(front, os.getpid()), "open_descriptors": _open_descriptors()},
         "mounter": {
             "pid": front.mounter.pid,
             "rss_bytes": _rss(front, front.mounter.pid),
             "restarts": front.mounter.restarts,
         },
+        **_plugin(front),
     }
+
+
+def _plugin(front: Front) -> dict[str, Any]:
+    """Return how the CSI plugin's process is, by its name; nothing where there is none."""
+    if front.plugin is None:
+        return {}
+    pid, restarts = front.plugin
+    return {"plugin": {"pid": pid, "rss_bytes": _rss(front, pid), "restarts": restarts}}
 
 
 def _latency(front: Front) -> dict[str, Any]:
@@ -150,6 +160,7 @@ def _described(front: Front, mount: Mount) -> dict[str, Any]:
         "pid": mount.pid,
         "command": mount.command,
         "container": mount.container,
+        "volume": mount.volume.decode("utf-8", "backslashreplace"),
         "mount_namespace": mount.namespace,
         "mounted_at": mount.mounted_at,
         "state": front.state(mount),

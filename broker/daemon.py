@@ -16,21 +16,24 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from broker import config, control, log, orders, sandbox
+from broker import config, control, log, orders, sandbox, syscalls
 from broker.config import Configuration, ConfigurationError
+from broker.csi.desk import Desk
 from broker.endpoint import Endpoint
 from broker.front import Front
 from broker.health import Health
 from broker.limits import Accounts
+from broker.log import Log
 from broker.operations import Mounter
 from broker.orphans import expect
+from broker.publications import Publications
+from broker.recognition import recognize
 from broker.registry import Registry
 from broker.server import Server
+from broker.volume_call import OldCall, VolumeCall
+from broker.volumes import Volumes
 from broker.watch import Watch
 from fusermount3_proxy import wire
-
-#: More descriptors than an order comes with.
-_MOST_DESCRIPTORS = 253
 
 
 def main(supervisor: socket.socket) -> None:
@@ -47,11 +50,12 @@ def main(supervisor: socket.socket) -> None:
 
 
 class _Sockets(NamedTuple):
-    """The sockets on which others come: orphans, administrators, perhaps who wants metrics, and callers."""
+    """The sockets on which others come: orphans, administrators, perhaps who wants metrics and kubelet, and callers."""
 
     orphans: socket.socket
     control: socket.socket
     metrics: socket.socket | None
+    plugin: socket.socket | None
     callers: list[socket.socket]
 
 
@@ -70,16 +74,28 @@ def _begin(supervisor: socket.socket) -> tuple[Front, _Sockets]:
     if registry.lost:
         write_log(log.ERROR, f"the table of mounts was damaged, a new one is begun: {registry.lost}")
     front = Front(configuration, Mounter(socket.socket(fileno=mounter)), registry, write_log, proc)
-    _limit_connections(front, descriptors)
     control_socket, *callers = [socket.socket(fileno=each) for each in listening]
     metrics = callers.pop(0) if begin.metrics else None
-    return front, _Sockets(socket.socket(fileno=orphans), control_socket, metrics, callers)
+    plugin = callers.pop(0) if begin.volumes else None
+    if begin.volumes:
+        front.volumes = _open_volumes(state_directory, write_log)
+    _limit_connections(front, descriptors)
+    return front, _Sockets(socket.socket(fileno=orphans), control_socket, metrics, plugin, callers)
+
+
+def _open_volumes(state_directory: Path, write_log: Log) -> Volumes:
+    """Raises OSError, sqlite3.Error."""
+    volumes = Volumes(state_directory)
+    if volumes.lost:
+        write_log(log.ERROR, f"the table of volumes was damaged, a new one is begun: {volumes.lost}")
+    return volumes
 
 
 #: What a connection takes: itself, who it is, what its child says, and as much again for its end.
 _DESCRIPTORS_EACH = 4
-#: What the front itself takes, with room.
+#: What the front itself takes, with room; and where there are volumes, each of which has a socket or two.
 _DESCRIPTORS_OWN = 100
+_DESCRIPTORS_OF_VOLUMES = 500
 
 
 def _raise_descriptor_limit() -> int:
@@ -91,7 +107,8 @@ def _raise_descriptor_limit() -> int:
 
 def _limit_connections(front: Front, descriptors: int) -> None:
     """Have no more connections than there are descriptors for."""
-    connections = max(1, (descriptors - _DESCRIPTORS_OWN) // _DESCRIPTORS_EACH)
+    own = _DESCRIPTORS_OWN + (0 if front.volumes is None else _DESCRIPTORS_OF_VOLUMES)
+    connections = max(1, (descriptors - own) // _DESCRIPTORS_EACH)
     if connections < front.configuration.max_connections:
         front.log(log.WARNING, f"no more than {connections} connections: there are only {descriptors} descriptors")
         front.accounts = Accounts(connections)
@@ -99,7 +116,7 @@ def _limit_connections(front: Front, descriptors: int) -> None:
 
 def _receive(supervisor: socket.socket) -> tuple[orders.Order, list[int]]:
     """Return the next order, and what came with it. Raises OSError, ProtocolError."""
-    data, descriptors, flags, _ = socket.recv_fds(supervisor, wire.MAX_MESSAGE, _MOST_DESCRIPTORS)
+    data, descriptors, flags, _ = socket.recv_fds(supervisor, wire.MAX_MESSAGE, syscalls.SCM_MAX_FD)
     wire.check_whole(flags)
     return orders.load(data), descriptors
 
@@ -117,14 +134,16 @@ async def _run(front: Front, supervisor: socket.socket, sockets: _Sockets) -> No
     stop = asyncio.Event()
     supervisor.setblocking(False)
     asyncio.get_running_loop().add_reader(supervisor, _obey, supervisor, front, stop)
+    await recognize(front)
     expect(front, sockets.orphans)
     async with await control.serve(sockets.control, front):
         names = ", ".join(each.getsockname() for each in sockets.callers)
         front.log(log.INFO, f"serving on {names}", live_mounts=len(front.registry))
         supervisor.send(orders.dump(orders.Ready()))
         watching = asyncio.create_task(Watch(front).run())
-        async with _watched(front, sockets.metrics, stop):
-            await Server(front).run(sockets.callers, stop)
+        server = Server(front)
+        async with _watched(front, sockets.metrics, stop), _published(front, server, sockets.plugin):
+            await server.run(sockets.callers, stop)
         watching.cancel()
 
 
@@ -144,6 +163,25 @@ async def _watched(front: Front, listener: socket.socket | None, stop: asyncio.E
         await asyncio.wait([serving])
 
 
+@asynccontextmanager
+async def _published(front: Front, server: Server, plugin: socket.socket | None) -> AsyncIterator[None]:
+    """Serve volumes, and the plugin that asks for them, if there is one, for as long as the block runs."""
+    if plugin is None or front.volumes is None:
+        yield
+        return
+    publications = Publications(front, front.volumes, server, VolumeCall, OldCall)
+    desk = Desk(front, publications, plugin)
+    working = [asyncio.create_task(publications.restore()), asyncio.create_task(desk.run())]
+    try:
+        yield
+    finally:
+        for task in working:
+            task.cancel()
+        await asyncio.gather(*working, return_exceptions=True)
+        await desk.end(2 * front.configuration.deadlines.operation)
+        publications.close()
+
+
 def _obey(supervisor: socket.socket, front: Front, stop: asyncio.Event) -> None:
     """Do what the supervisor says; stop when it hangs up."""
     try:
@@ -154,6 +192,8 @@ def _obey(supervisor: socket.socket, front: Front, stop: asyncio.Event) -> None:
         return
     if isinstance(order, orders.MounterStarted):
         front.mounter.pid, front.mounter.restarts = order
+    elif isinstance(order, orders.PluginStarted):
+        front.plugin = order
     else:
         front.configuration = _configuration(order, descriptors)
         front.log(log.INFO, "configuration loaded again", configuration=front.configuration.source)

@@ -9,13 +9,13 @@ import asyncio
 import socket
 from contextlib import suppress
 
-from broker import log
+from broker import log, syscalls
 from broker.limits import AccountName
 from broker.log import Log
 from broker.operations import Mounter, MounterFailed, Operation
 
-#: Connections that a child is given: descriptors of a record (net/core/scm.c), but for the conversation.
-_MOST_AT_ONCE = 252
+#: Connections that a child is given: descriptors of a record, but for the conversation.
+_MOST_AT_ONCE = syscalls.SCM_MAX_FD - 1
 #: Seconds that a child may take to close what came with them.
 _SECONDS = 5
 #: Seconds after a child's end before there is another one: it is one of those that operations wait for (`mounter`).

@@ -13,9 +13,11 @@ from broker.dismissals import Dismissals
 from broker.limits import Account, Accounts, Refusals
 from broker.log import Log
 from broker.operations import Mounter
+from broker.orders import PluginStarted
 from broker.places import Places
 from broker.registry import Mount, MountNamespace, Registry
 from broker.states import States
+from broker.volumes import Volumes
 
 #: Upper bounds in seconds. Most mounts take a few milliseconds; the last bounds are those of the deadlines.
 LATENCY_BUCKETS = (
@@ -64,8 +66,13 @@ class Front:
     #: How many callers were gone when they were let in, and are not in the log yet.
     gone: int = 0
     told_foreign_pids: bool = False
+    #: The volumes that kubelet has had published, and the process by which it asks; only with ``csi``.
+    volumes: Volumes | None = None
+    plugin: PluginStarted | None = None
 
     def __post_init__(self) -> None:
+        #: That of the whole broker, where the targets of volumes are.
+        self.mount_namespace = MountNamespace(os.stat("/proc/self/ns/mnt").st_ino)
         most = self.configuration.max_requests
         #: For what the mounter does.
         self.places = Places(most, max(1, most // 4))
@@ -76,7 +83,9 @@ class Front:
         self.dismissals = Dismissals(self.mounter, self.log)
 
     def state(self, mount: Mount) -> str:
-        """Return which of `MOUNT_STATES` the mount is in."""
+        """Return which of `MOUNT_STATES` the mount is in. What waits for its program lives, whoever waits with it."""
+        if mount.awaits_program:
+            return "live"
         return self.states.of(mount.connection, self.configuration.hung_seconds, time.monotonic())
 
     def mount_states(self) -> Counter[str]:

@@ -33,6 +33,8 @@ KERNEL_FILESYSTEMS = {
     b"sysfs": 0x62656572,
     b"tracefs": 0x74726163,
 }
+#: include/uapi/linux/limits.h
+_PATH_MAX = 4096
 _NEVER_MOUNTED_OVER = frozenset(KERNEL_FILESYSTEMS.values())
 
 
@@ -50,9 +52,44 @@ def allow_mount(wanted: MountPlan) -> bool:
     return b"," not in wanted.max_read + wanted.block_size
 
 
+def allow_eager_mount(wanted: MountPlan) -> bool:
+    """Whether a plan is one for a volume that nobody serves yet: root's, and nobody is there to be asked before."""
+    is_roots = (wanted.uid, wanted.root_mode, wanted.sync_init) == (0, stat.S_IFDIR, False)
+    return is_roots and b"," not in wanted.max_read + wanted.block_size
+
+
 def is_name(name: bytes) -> bool:
     """Whether it is one component of a path, which leads nowhere else than its directory says."""
     return name not in (b"", b".", b"..") and b"/" not in name and len(name) <= 255
+
+
+#: Bytes of a socket's name in a pod's directory, so that with `SECOND_SOCKET` it is an address (unix(7)).
+LONGEST_SOCKET = 97
+#: What is appended to the name of the socket for old clients: the one for all others.
+SECOND_SOCKET = b".seqpacket"
+_VOLUMES = b"volumes"
+_CSI = b"kubernetes.io~csi"
+_EMPTY_DIR = b"kubernetes.io~empty-dir"
+
+
+def allow_target(path: bytes) -> bool:
+    """Whether a volume may be there, in kubelet's directory: among its pods, only where it has the volumes of CSI."""
+    parts = path.split(b"/")
+    if len(path) >= _PATH_MAX or not all(map(is_name, parts)):
+        return False
+    if parts[0] != b"pods":
+        return True
+    return len(parts) == 6 and (*parts[2:4], parts[5]) == (_VOLUMES, _CSI, b"mount")
+
+
+def allow_socket(directory: bytes, name: bytes, target: bytes) -> bool:
+    """Whether the socket of a volume may be there, in kubelet's directory: only in an emptyDir, and of the same pod."""
+    parts = directory.split(b"/")
+    if len(parts) != 5 or not all(map(is_name, parts)) or (parts[0], *parts[2:4]) != (b"pods", _VOLUMES, _EMPTY_DIR):
+        return False
+    if target.startswith(b"pods/") and not target.startswith(b"pods/%b/" % parts[1]):
+        return False
+    return is_name(name) and len(name) <= LONGEST_SOCKET
 
 
 def allow_unmount(caller: int, owner: int | None) -> bool:

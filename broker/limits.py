@@ -24,6 +24,8 @@ AccountName = NewType("AccountName", str)
 GONE = AccountName("gone")
 #: More accounts than this are not kept; those that were not heard of for longest are forgotten.
 MOST_ACCOUNTS = 4096
+#: Of the requests of an account, those of so many seconds at the pace of the long run are served at once.
+AT_ONCE = 0.25
 
 #: A container of Docker, Podman, containerd or CRI-O: its id, with a prefix and ".scope" where systemd has made the
 #: cgroup. LXC's, and whatever systemd runs as a container.
@@ -31,7 +33,10 @@ _CONTAINER = re.compile(
     rb"(?:.*[-_:])?[0-9a-f]{64}(?:\.scope)?|lxc\.payload\..+|machine-.+\.scope|systemd-nspawn@.+\.service"
 )
 #: The one of all containers of a Kubernetes pod: "pod" and its uid, in which systemd has "_" for "-".
-_POD = re.compile(rb"(?:kubepods.*-)?pod[0-9a-f]{8}[-_0-9a-f]*(?:\.slice)?")
+_POD = re.compile(rb"(?:(?:.+-)?kubepods.*-)?pod(?P<uid>[0-9a-f]{8}[-_0-9a-f]*)(?:\.slice)?")
+#: Where kubelet makes those, by its two ways of naming; in the second, there is one for each class of service.
+_PODS = re.compile(rb"(?:.+-)?kubepods(?:\.slice)?")
+_SERVICE_CLASS = re.compile(rb"besteffort|burstable|(?:.+-)?kubepods-(?:besteffort|burstable)\.slice")
 #: Where each cgroup right below is a container, by whatever name.
 _OF_CONTAINERS = (b"machine.slice", b"lxc")
 _USER = re.compile(rb"user-([1-9][0-9]*)\.slice")
@@ -58,6 +63,39 @@ def account_of(cgroup: bytes, uid: int) -> AccountName:
 def account_in_network(cookie: int) -> AccountName:
     """Return the account of a process of which only its network namespace is known, by SO_NETNS_COOKIE."""
     return AccountName(f"network {cookie}")
+
+
+@lru_cache(256)
+def pod_of(cgroup: bytes) -> str:
+    """Return the UID of the Kubernetes pod to which a process with this /proc/PID/cgroup belongs; empty for others.
+
+    Only kubelet makes pods: what somebody has made in a cgroup of their own is none, whatever it is called.
+    """
+    paths = [line.split(b":", 2)[-1] for line in cgroup.split(b"\n") if line]
+    pods = {pod for path in paths if (pod := _pod(path.split(b"/")))}
+    return pods.pop().replace(b"_", b"-").decode() if len(pods) == 1 else ""
+
+
+def _pod(parts: list[bytes]) -> bytes:
+    """Return what a path's outermost pod is called in it; empty if it is in none."""
+    for number, part in enumerate(parts):
+        if pod := _POD.fullmatch(part):
+            return pod["uid"] if _is_of_pods(parts[:number]) else b""
+    return b""
+
+
+def _is_of_pods(parts: list[bytes]) -> bool:
+    """Whether that is where kubelet has its pods. Who looks from a pod beside them sees only how far up that is."""
+    if parts and _SERVICE_CLASS.fullmatch(parts[-1]):
+        parts = parts[:-1]
+    if set(parts) == {b"", b".."}:
+        return True
+    return bool(parts and _PODS.fullmatch(parts[-1])) and not any(map(_is_somebodys, parts[:-1]))
+
+
+def _is_somebodys(part: bytes) -> bool:
+    """Whether others than the host's root may make cgroups below one of that name."""
+    return part in _OF_CONTAINERS or any(each.fullmatch(part) for each in (_CONTAINER, _POD, _USER, _UNIT))
 
 
 def container_of(account: AccountName) -> str:
@@ -126,6 +164,15 @@ class Account:
     served: int = 0
     mounting: int = 0
     bucket: Bucket = field(default_factory=Bucket)
+
+    def pause(self, configuration: Configuration, now: float) -> float:
+        """Return for how many seconds the request that has just come waits before it is served.
+
+        Not at all, unless those of the last moments were more than `AT_ONCE` seconds' worth. Then it has its turn when
+        it would have come at the pace of the long run.
+        """
+        rate = configuration.limits.requests_per_second
+        return max(0.0, self.bucket.level(rate, now) / rate - AT_ONCE) if rate else 0.0
 
 
 class Accounts:

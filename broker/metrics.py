@@ -19,13 +19,17 @@ from fusermount3_proxy import __version__
 
 PREFIX = "fusermount3_broker_"
 #: How requests end; told from the start, so that the first of a kind is seen as an increase. An operation is called
-#: "request" when it ends before its caller has said, in words that can be understood, what it wants.
+#: "request" when it ends before its caller has said, in words that can be understood, what it wants; "volume" is a
+#: mount on one.
 REQUESTS = (
     ("request", ("refused", "caller went away", "ended")),
     ("mount", ("mounted", "refused", "rolled back", "not rolled back", "caller went away", "ended")),
+    ("volume", ("mounted", "refused", "rolled back", "not rolled back", "caller went away", "ended")),
     ("unmount", ("unmounted", "refused", "caller went away", "ended")),
     ("reap", ("unmounted",)),
     ("abort", ("aborted",)),
+    ("publish", ("published", "unchanged", "refused")),
+    ("unpublish", ("unpublished", "nothing there", "refused")),
 )
 OPENMETRICS = choose_encoder("application/openmetrics-text; version=1.0.0")
 PLAIN_TEXT = choose_encoder("")
@@ -87,6 +91,11 @@ class _Collector(Collector):
         )
         restarts = "How often the mounter was found dead and started again."
         yield CounterMetricFamily(f"{PREFIX}mounter_restarts", restarts, value=self._front.mounter.restarts)
+        restarts = "How often the CSI plugin was found dead and started again."
+        times = self._front.plugin.restarts if self._front.plugin else 0
+        yield CounterMetricFamily(f"{PREFIX}plugin_restarts", restarts, value=times)
+        volumes = "Volumes that kubelet has had published."
+        yield GaugeMetricFamily(f"{PREFIX}volumes", volumes, value=len(self._front.volumes or ()))
 
     def _requests(self) -> Metric:
         family = CounterMetricFamily(

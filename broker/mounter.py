@@ -14,7 +14,6 @@ imported before, nothing is imported after, and the only paths used are relative
 """
 
 import errno
-import fcntl
 import gc
 import os
 import select
@@ -24,11 +23,37 @@ import stat
 import struct
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
-from broker import capabilities, connections, filesystem, invariants, mounts, namespaces, plan, syscalls
-from broker.children import Rescue
+from broker import (
+    capabilities,
+    connections,
+    eager,
+    filesystem,
+    invariants,
+    kubelet,
+    mounting,
+    mounts,
+    namespaces,
+    plan,
+    syscalls,
+    unmounting,
+)
+from broker.caller import Caller
+from broker.conversation import (
+    BadRequest,
+    Conversation,
+    Dismissed,
+    HungUp,
+    StepError,
+    receive,
+    receive_all,
+    rights,
+)
+from broker.descriptors import Descriptors
 from broker.plan import Record
+from broker.twins import Attendant, Twin
 from fusermount3_proxy import wire
 
 #: What the mounter needs; docs/security.md says for what.
@@ -48,32 +73,14 @@ SPARES = 4
 REPLACE_AFTER = 20
 #: More records than the kernel queues for a socket, with their overhead.
 _MOST_QUEUED = 1024
-#: The most descriptors that a record can have (net/core/scm.c).
-_SCM_MAX_FD = 253
-#: As whom a user namespace shows those who have no uid in it (/proc/sys/kernel/overflowuid).
-OVERFLOW_UID = 65534
-_FUSE_DEVICE = os.makedev(10, 229)
 
 
-class Descriptors:
-    """What the mounter opens before it serves, for children whose root is no longer the broker's."""
-
-    def __init__(self, orphans: socket.socket) -> None:
-        #: Not the one that is mounted at /proc, which may hide processes.
-        self.proc = _detached(b"proc")
-        self.fusectl = _detached(b"fusectl")
-        self.devices = _private_devices()
-        #: Where to say what the next front has to know.
-        self.orphans = orphans
-        #: Who is never a caller, whoever says so.
-        self.supervisor = os.getppid()
-        #: Nothing is in this file; see `mounts.alone`.
-        self.locks = os.memfd_create("locks")
-
-
-def main(control: socket.socket, orphans: socket.socket, supervisor: socket.socket) -> None:
+def main(
+    control: socket.socket, orphans: socket.socket, supervisor: socket.socket, kubelet_directory: int | None = None
+) -> None:
     """Tell the supervisor when this is ready; keep `SPARES` children that take start records from `control`, until that
-    has no other end any more. `orphans` leads to whoever is the front then."""
+    has no other end any more. `orphans` leads to whoever is the front then. `kubelet_directory` is a descriptor, if
+    there are volumes."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the front decides when to end, and hangs up
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children say all in their conversation; the kernel reaps them
@@ -83,7 +90,7 @@ def main(control: socket.socket, orphans: socket.socket, supervisor: socket.sock
     capabilities.keep(*CAPABILITIES)
     os.setgroups([])
     control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-    opened = Descriptors(orphans)
+    opened = Descriptors(orphans, kubelet_directory)
     socket.send_fds(supervisor, [b"ready"], [opened.fusectl, opened.proc])
     supervisor.close()
     sys.path.clear()
@@ -156,7 +163,7 @@ def _rehearse(opened: Descriptors) -> None:
         talk = Conversation(os.dup(ours.fileno()), 1)
         with talk.bounded("rehearse"):
             talk.say(_REHEARSED_FACTS)
-        ours.sendmsg([b"rehearsal"], [_rights(opened.proc)])
+        ours.sendmsg([b"rehearsal"], [rights(opened.proc)])
         theirs.send(plan.dump(_REHEARSED_PLAN))
         talk.hear()
         ours.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
@@ -209,7 +216,7 @@ def _receive_start(control: socket.socket) -> tuple[Record, list[int], int] | No
 
     The pid is the kernel's word: a process without capabilities can't give another's (unix(7), SO_PASSCRED).
     """
-    data, ancillary = _receive_all(control)
+    data, ancillary = receive_all(control)
     if not data:
         return None
     (front,) = (
@@ -218,22 +225,6 @@ def _receive_start(control: socket.socket) -> tuple[Record, list[int], int] | No
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS)
     )
     return plan.load(data), wire.descriptors(ancillary), front
-
-
-def _receive(connection: socket.socket, flags: int = 0) -> tuple[bytes, list[int]]:
-    """Return the next record, and all descriptors that came with it. Raises OSError, ProtocolError."""
-    data, ancillary = _receive_all(connection, flags)
-    return data, wire.descriptors(ancillary)
-
-
-def _receive_all(connection: socket.socket, flags: int = 0) -> tuple[bytes, list[tuple[int, int, bytes]]]:
-    space = socket.CMSG_SPACE(4 * _SCM_MAX_FD) + socket.CMSG_SPACE(_SIZE_OF_CREDENTIALS)
-    data, ancillary, cut, _ = connection.recvmsg(wire.MAX_MESSAGE, space, socket.MSG_CMSG_CLOEXEC | flags)
-    wire.check_whole(cut)
-    return data, ancillary
-
-
-_SIZE_OF_CREDENTIALS = struct.calcsize("iII")
 
 
 def _operate(opened: Descriptors, start: Record, descriptors: list[int], front: int) -> None:
@@ -250,8 +241,22 @@ def _operate(opened: Descriptors, start: Record, descriptors: list[int], front: 
             _survey(opened, talk, start)
         elif isinstance(start, plan.StartAbort):
             _abort(opened, talk, start)
+        elif isinstance(start, plan.StartRecognize):
+            _recognize(opened, talk, start)
         elif isinstance(start, plan.StartCheck):
             _check(opened, talk)
+        elif opened.kubelet is None:
+            raise StepError(errno.EOPNOTSUPP, "serve volumes")
+        elif isinstance(start, plan.StartVolumeMount):
+            _serve_caller_of_volume(opened, talk, start, front, *descriptors[1:])
+        elif isinstance(start, plan.StartEager):
+            eager.mount(opened, talk, start)
+        elif isinstance(start, plan.StartPublish):
+            kubelet.publish(opened, talk, start)
+        elif isinstance(start, plan.StartUnpublish):
+            kubelet.unpublish(opened, talk, start)
+        elif isinstance(start, plan.StartStat):
+            kubelet.stat_volume(opened, talk, start)
     except StepError as error:
         talk.say(plan.Failed(error.errno, error.step.encode()))
     except BadRequest as bad:
@@ -270,7 +275,7 @@ def _operate(opened: Descriptors, start: Record, descriptors: list[int], front: 
 
 def _connections(start: Record, descriptors: list[int]) -> list[socket.socket]:
     """Return the callers' connections among the descriptors that came with a start record."""
-    if isinstance(start, plan.StartMount | plan.StartUnmount):
+    if isinstance(start, plan.StartMount | plan.StartVolumeMount | plan.StartUnmount):
         descriptors = descriptors[:1]
     elif not isinstance(start, plan.StartDismissal):
         descriptors = []
@@ -284,12 +289,12 @@ def _drain(connection: socket.socket) -> None:
     """
     with suppress(OSError, wire.ProtocolError):
         for _ in range(_MOST_QUEUED):  # an empty record looks like the end
-            _receive(connection, socket.MSG_DONTWAIT)
+            receive(connection, socket.MSG_DONTWAIT)
 
 
 def _serve_caller(
     opened: Descriptors,
-    talk: "Conversation",
+    talk: Conversation,
     start: plan.StartMount | plan.StartUnmount,
     front: int,
     connection: int,
@@ -297,442 +302,90 @@ def _serve_caller(
 ) -> None:
     with talk.bounded("join"):
         caller = Caller(opened, connection)
-        if caller.pid in (front, opened.supervisor):
-            raise PermissionError(errno.EPERM, "the front is no caller")
-        caller.join(opened, namespaces.pidfd_of_peer(connection, pidfd, opened.proc))
-    try:
+        _join(opened, caller, front, connection, pidfd)
+    with _letting_go(talk, caller):
         if isinstance(start, plan.StartMount):
-            _mount(talk, caller, start.commit_seconds, opened.orphans)
+            mounting.mount(talk, caller, start, opened.orphans)
         else:
-            _unmount(talk, caller, start)
-    finally:
-        with talk.bounded("let go"):
-            caller.let_go()
+            unmounting.unmount(talk, caller, start)
 
 
-class BadRequest(Exception):
-    """The caller did not send one descriptor opened with O_PATH, but `count` of them, or one that is not so."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__(count)
-        self.count = count
-
-
-class StepError(Exception):
-    """A step of the operation failed with `errno`."""
-
-    def __init__(self, errno: int, step: str) -> None:
-        super().__init__(errno, step)
-        self.errno = errno
-        self.step = step
-
-
-class HungUp(Exception):
-    """The front or the caller has gone: the operation is nobody's any more."""
-
-
-class Dismissed(Exception):
-    """The front has refused the request."""
-
-
-class Conversation:
-    """The child's end of the talk with the front. The front hangs up when it is over, or dies: no wait is for ever."""
-
-    def __init__(self, descriptor: int, seconds: int) -> None:
-        self._socket = socket.socket(fileno=descriptor)
-        self.seconds = seconds
-
-    def say(self, record: Record) -> None:
-        """Raises HungUp."""
-        try:
-            self._socket.send(plan.dump(record), socket.MSG_NOSIGNAL)
-        except OSError:
-            raise HungUp from None
-
-    def hear(self) -> Record:
-        """Return what the front says. Raises HungUp, and Dismissed when there is nothing more to do."""
-        try:
-            record = plan.load(self._socket.recv(wire.MAX_MESSAGE))
-        except (OSError, wire.ProtocolError):
-            raise HungUp from None
-        if isinstance(record, plan.LetGo):
-            raise Dismissed
-        return record
-
-    def is_over(self, seconds: float) -> bool:
-        """Wait for so many seconds; whether the front has hung up, or said what it has no reason to say."""
-        waiting = select.poll()
-        waiting.register(self._socket, select.POLLIN)
-        return bool(waiting.poll(1000 * seconds))
-
-    def wait_for_end(self) -> None:
-        """Return when the front has hung up."""
-        with suppress(OSError):
-            while self._socket.recv(wire.MAX_MESSAGE):
-                pass
-
-    def fileno(self) -> int:
-        """Return the descriptor; it hangs up when the front does."""
-        return self._socket.fileno()
-
-    def bounded(self, step: str) -> "_Bounded":
-        """A step that may block: the process is killed when it takes too long. An OSError in it is a StepError."""
-        return _Bounded(step, self.seconds)
-
-
-class _Bounded:
-    def __init__(self, step: str, seconds: int) -> None:
-        self._step = step
-        self._seconds = seconds
-
-    def __enter__(self) -> None:
-        signal.alarm(self._seconds)
-
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        signal.alarm(0)
-        if isinstance(error, OSError):
-            raise StepError(error.errno or errno.EIO, self._step) from None
-
-
-class Caller:
-    """The caller, whose namespaces this process has joined and with whose rights it looks at files.
-
-    The kernel translates: uid and gid are those that the caller itself sees. `device` is /dev/fuse, opened in the
-    caller's user namespace, as FUSE demands of the superblock that it will serve (fs/fuse/inode.c, fuse_fill_super).
-    Real and saved uid stay the mounter's own: they are what decides who may send signals to a process.
-    """
-
-    def __init__(self, opened: Descriptors, connection: int) -> None:
-        """Take the request, and the descriptor that it pins. Raises BadRequest, OSError."""
-        # A copy: the descriptor itself stays open until this process ends, after the front has closed its own.
-        self._connection = socket.socket(fileno=os.dup(connection))
-        self._opened = opened
-        self.pid = self._credentials()[0]
-        self.locks = opened.locks
-        descriptors = self.take()
-        if len(descriptors) != 1 or not fcntl.fcntl(descriptors[0], fcntl.F_GETFL) & os.O_PATH:
-            raise BadRequest(len(descriptors))
-        self.pinned = descriptors[0]
-
-    def take(self) -> list[int]:
-        """Take what the caller has said, which the front has read; return what came with it. Raises OSError."""
-        try:
-            return _receive(self._connection, socket.MSG_DONTWAIT)[1]
-        except wire.ProtocolError as error:
-            raise OSError(error.errno, error.text) from None
-
-    def let_go(self) -> None:
-        """Close what is pinned, before the last word: it is busy as long as it is open."""
-        if self.pinned >= 0:
-            os.close(self.pinned)
-            self.pinned = -1
-
-    def join(self, opened: Descriptors, pidfd: int) -> None:
-        """Enter the caller's namespaces. Raises OSError."""
-        bounding, effective = namespaces.capabilities_of(self.pid, opened.proc)
-        self.may_mount = bool(effective >> syscalls.CAP_SYS_ADMIN & 1)
-        self.in_user_namespace = namespaces.join_user_namespace(pidfd)
-        traced = bool(bounding >> syscalls.CAP_SYS_PTRACE & 1)
-        self.pids = namespaces.pid_namespace(pidfd, opened.proc, self.in_user_namespace, traced)
-        self.device = os.open("dev/fuse", os.O_RDWR | os.O_CLOEXEC, dir_fd=opened.devices)
-        _, self.uid, self.gid = self._credentials()
-        groups = syscalls.peer_groups(self._connection.fileno())
-        self.mount_namespace = namespaces.join_mount_namespace(pidfd, opened.proc)
-        try:
-            os.setgroups(groups)
-        except PermissionError:
-            pass  # a user namespace that denies setgroups(2): then without groups, the stricter answer
-        syscalls.setfsids(self.uid, self.gid)
-        # Root of a container may look into its users' directories, as the helper's root does.
-        look = (syscalls.CAP_DAC_READ_SEARCH,) if self.uid == 0 else ()
-        syscalls.capset(syscalls.CAP_SYS_ADMIN, syscalls.CAP_SETUID, syscalls.CAP_SETGID, *look)
-
-    def _credentials(self) -> tuple[int, int, int]:
-        """Return pid, uid and gid of the caller, as this process sees them at the moment."""
-        pid, uid, gid = struct.unpack("iII", self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        return pid, uid, gid
-
-    def entering(self, device: int) -> plan.Entering | None:
-        """Return what is to be said before the filesystem of `device` is asked; None if that is not FUSE."""
-        if not connections.exists(self._opened.fusectl, device):
-            return None
-        return plan.Entering(device, self.uid, self.mount_namespace)
-
-    def rescue(self, talk: Conversation) -> Rescue:
-        """Return the way out of a mount that waits for the FUSE program: that is given up."""
-
-        def unblock() -> None:
-            with suppress(OSError):  # it has just ended
-                connections.abort_own(self._opened.fusectl, self._opened.proc, self.device)
-
-        return Rescue(talk.fileno(), unblock)
-
-    def hand_over(self, wanted: plan.MountPlan) -> None:
-        """Send the device to the caller. Raises HungUp when the caller is gone."""
-        warnings = tuple(wanted.warnings.splitlines())
-        reply = wire.Reply(wanted.request, warnings=warnings, auto_unmount=wanted.auto_unmount)
-        self._send(reply, [_rights(self.device)])
-
-    def tell(self, request: bytes) -> None:
-        """Tell the caller, who waits for it, that its request has been carried out. Raises HungUp."""
-        self._send(wire.Reply(request), [])
-
-    def _send(self, reply: wire.Reply, rights: list[tuple[int, int, bytes]]) -> None:
-        try:
-            self._connection.sendmsg([wire.encode_reply(reply)], rights, _NOW)
-        except OSError:
-            raise HungUp from None
-
-    def commits(self, seconds: int) -> bool:
-        """Whether the caller says, in time, that it has taken the mount."""
-        waiting = select.poll()
-        waiting.register(self._connection, select.POLLIN)
-        if not waiting.poll(1000 * seconds):
-            return False
-        try:
-            said, _, cut, _ = self._connection.recvmsg(wire.MAX_MESSAGE, 0, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-            return not cut and isinstance(wire.decode_request(said), wire.CommitRequest)
-        except (OSError, wire.ProtocolError):
-            return False
-
-
-#: A caller that has not read its socket for long counts as gone.
-_NOW = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
-
-
-def _mount(talk: Conversation, caller: Caller, commit_seconds: int, orphans: socket.socket) -> None:
-    mountpoint = caller.pinned
-    with talk.bounded("access mountpoint"):
-        facts = _mount_facts(talk, caller, mountpoint)
-    wanted = talk.hear()
-    if not _rests_on(wanted, facts):
-        talk.say(facts)
-        wanted = talk.hear()
-    if not isinstance(wanted, plan.MountPlan) or not _rests_on(wanted, facts) or not invariants.allow_mount(wanted):
-        raise StepError(errno.EPERM, "check the plan")
-    with talk.bounded("mount"):
-        if not invariants.KERNEL_FILESYSTEMS.keys().isdisjoint(mounts.hidden_by(mountpoint)):
-            # An engine that starts a program in the container looks for /proc and /dev/pts there.
-            raise OSError(errno.EPERM, "it would hide a filesystem of the kernel")
-    if wanted.sync_init:
-        caller.hand_over(wanted)
-        talk.say(plan.HandedOver())
-        proceed = talk.hear()
-        if not isinstance(proceed, plan.Proceed):
-            return
-        talk.seconds = proceed.seconds
-        with talk.bounded("mount"):
-            caller.take()
-    with talk.bounded("mount"):
-        rescue = caller.rescue(talk) if wanted.sync_init else None
-        mount = filesystem.create(wanted, caller.device, caller.pids, rescue)
-        device = mounts.look(mount).device
-    try:
-        mounts.attach(mount, mountpoint, caller.locks, talk.seconds)
-    except OSError as error:
-        raise StepError(error.errno or errno.EIO, "mount") from None
-    if caller.pids.descriptor is not None and not _is_as_planned(mount, wanted):
-        with talk.bounded("roll back"):
-            mounts.detach(mount, mountpoint, caller.locks, talk.seconds)
-        raise StepError(errno.EPERM, "check the plan")
-    mounted = plan.Mounted(device, caller.mount_namespace, caller.pids.visible)
-    try:
-        if not wanted.sync_init:
-            caller.hand_over(wanted)
-        os.close(caller.device)  # at once: whoever keeps a copy keeps a dead daemon's mount from failing
-        with suppress(HungUp):  # the front has died; that is seen below
-            talk.say(mounted)
-        if not _is_wanted(talk, caller, wanted, mounted, commit_seconds, orphans):
-            raise HungUp
-        with talk.bounded("let go"):
-            os.close(mount)
-            caller.let_go()
-            caller.take()
-        talk.say(plan.Kept())
-    except HungUp:
-        with talk.bounded("roll back"):
-            mounts.detach(mount, mountpoint, caller.locks, talk.seconds)
-            os.close(mount)
-            caller.let_go()
-        talk.say(plan.RolledBack())
-
-
-def _is_wanted(
+def _serve_caller_of_volume(
+    opened: Descriptors,
     talk: Conversation,
-    caller: Caller,
-    wanted: plan.MountPlan,
-    mounted: plan.Mounted,
-    commit_seconds: int,
-    orphans: socket.socket,
-) -> bool:
-    """Whether the mount is to stay: that is for the front to say, and for the caller if there is none any more."""
+    start: plan.StartVolumeMount,
+    front: int,
+    connection: int,
+    pidfd: int,
+    *held: int,
+) -> None:
+    """Serve the caller in a child; this process is its twin, and ends after it."""
+    if not invariants.allow_target(start.target) or len(held) != start.held:
+        raise StepError(errno.EPERM, "check the volume")
+    os.fchdir(opened.proc)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with talk.bounded("fork"):
+        child = syscalls.fork()
+    if child:
+        try:
+            for descriptor in (ours.detach(), connection, pidfd, *held):
+                os.close(descriptor)
+            with theirs:
+                Attendant(opened, start.target, start.read_only, start.seconds).attend(theirs)
+            os.waitpid(child, 0)
+        finally:
+            os._exit(0)
+    theirs.close()
+    with talk.bounded("join"):
+        caller = Caller(opened, connection, int(start.pinned))
+        _join(opened, caller, front, connection, pidfd)
+        if held:
+            caller.take_device(held[0])
+    with _letting_go(talk, caller):
+        mounting.mount_volume(talk, caller, start, opened.orphans, Twin(ours, start.seconds))
+
+
+def _join(opened: Descriptors, caller: Caller, front: int, connection: int, pidfd: int) -> None:
+    """Enter the namespaces of the caller, whoever the front says that it is. Raises OSError."""
+    if caller.pid in (front, opened.supervisor):
+        raise PermissionError(errno.EPERM, "the front is no caller")
+    caller.join(opened, namespaces.pidfd_of_peer(connection, pidfd, opened.proc))
+
+
+@contextmanager
+def _letting_go(talk: Conversation, caller: Caller) -> Iterator[None]:
+    """Have nothing open of the caller's after the block."""
     try:
-        return isinstance(talk.hear(), plan.Keep)
-    except HungUp:
-        if wanted.sync_init:
-            caller.tell(wanted.request)
-        if not caller.commits(commit_seconds):
-            return False
-    orphan = plan.Orphaned(
-        device=mounted.device,
-        mount_namespace=mounted.mount_namespace,
-        uid=caller.uid,
-        pid=caller.pid,
-        request=wanted.request,
-        source=wanted.source,
-        subtype=wanted.subtype,
-    )
-    with suppress(OSError):  # the broker is gone, altogether
-        orphans.send(plan.dump(orphan), _NOW)
-    return True
-
-
-def _is_as_planned(mount: int, wanted: plan.MountPlan) -> bool:
-    """Whether the filesystem is the caller's, and others may enter it only if they should.
-
-    In its container somebody may have got hold of who created it, and of what it was created from.
-    """
-    try:
-        fuse = mounts.fuse_of(mounts.look(mount).mount_id)
-    except LookupError:
-        return False
-    return fuse == mounts.Fuse(wanted.uid, wanted.gid, wanted.allow_other)
-
-
-def _rests_on(wanted: Record, facts: plan.MountFacts) -> bool:
-    """Whether the plan was decided on these facts."""
-    return isinstance(wanted, plan.MountPlan) and all(
-        getattr(wanted, name) == value for name, value in facts._asdict().items() if name != "mount_namespace"
-    )
-
-
-def _mount_facts(talk: Conversation, caller: Caller, mountpoint: int) -> plan.MountFacts:
-    looked = mounts.look(mountpoint)
-    try:
-        fuse = mounts.fuse_of(looked.mount_id)
-    except LookupError:
-        raise StepError(errno.EINVAL, "mount") from None
-    if fuse and fuse.uid != caller.uid and not fuse.allow_other:
-        # FUSE would refuse it to the caller, but not to this process, whose real uid is its own.
-        raise OSError(errno.EACCES, "another user's FUSE filesystem")
-    _announce(talk, caller, looked)
-    status = os.fstat(mountpoint)
-    return plan.MountFacts(
-        uid=caller.uid,
-        gid=caller.gid,
-        root_mode=stat.S_IFMT(status.st_mode),
-        foreign_sticky=bool(status.st_mode & stat.S_ISVTX) and not _owns(caller, status.st_uid),
-        filesystem=syscalls.fstatfs_type(mountpoint),
-        search_errno=_access(mountpoint, os.X_OK) if stat.S_ISDIR(status.st_mode) else 0,
-        access_errno=_access(mountpoint, os.W_OK),
-        mount_namespace=caller.mount_namespace,
-    )
-
-
-def _announce(talk: Conversation, caller: Caller, looked: mounts.Looked) -> None:
-    """Tell the front, if what is looked at next is on a FUSE filesystem."""
-    if entering := caller.entering(looked.device):
-        talk.say(entering)
-
-
-def _access(mountpoint: int, mode: int) -> int:
-    """Return 0 if the caller may do that there, else the errno that says why not."""
-    try:
-        syscalls.faccessat2(mountpoint, b"", mode, syscalls.AT_EMPTY_PATH | syscalls.AT_EACCESS)
-        return 0
-    except OSError as error:
-        return error.errno or errno.EIO
-
-
-def _owns(caller: Caller, owner: int) -> bool:
-    """Whether `owner` is the caller. In a user namespace, everybody who is not mapped looks like the overflow uid."""
-    return owner == caller.uid and not (caller.in_user_namespace and owner == OVERFLOW_UID)
-
-
-def _unmount(talk: Conversation, caller: Caller, start: plan.StartUnmount) -> None:
-    directory = caller.pinned
-    if not invariants.is_name(start.name):
-        raise StepError(errno.EINVAL, "access mountpoint")
-    with talk.bounded("access mountpoint"):
-        facts, looked = _unmount_facts(talk, caller, directory, start)
-    talk.say(facts)
-    wanted = talk.hear()
-    if not isinstance(wanted, plan.UnmountPlan):
-        return
-    if not invariants.allow_unmount(caller.uid, _owner_of(looked)):
-        raise StepError(errno.EPERM, "check the plan")
-    with talk.bounded("unmount"):
-        mounts.unmount(directory, start.name, looked, wanted.lazy, caller.locks, talk.seconds)
-        caller.let_go()
-    try:
-        talk.say(plan.Unmounted())
-        talk.hear()
-    except HungUp:  # and nobody has told the caller
-        caller.tell(wanted.request)
-
-
-def _owner_of(looked: mounts.Looked) -> int | None:
-    """Return whose FUSE filesystem was looked at; None if it is none, or is gone."""
-    try:
-        fuse = mounts.fuse_of(looked.mount_id)
-    except LookupError:
-        return None
-    return fuse.uid if fuse else None
-
-
-def _unmount_facts(
-    talk: Conversation, caller: Caller, directory: int, start: plan.StartUnmount
-) -> tuple[plan.UnmountFacts, mounts.Looked]:
-    """Return what is on the entry, and the result of looking at it."""
-    facts = plan.UnmountFacts(
-        uid=caller.uid,
-        mount_namespace=caller.mount_namespace,
-        access_errno=0,
-        mounted=False,
-        device=0,
-        dead=False,
-        may_mount=caller.may_mount,
-    )
-    below = mounts.look(directory)
-    _announce(talk, caller, below)
-    try:
-        looked = mounts.look_up(directory, start.name)
-    except OSError as error:
-        return facts._replace(access_errno=error.errno or errno.EIO), mounts.Looked(0, 0)
-    if looked.mount_id == below.mount_id:
-        return facts, looked
-    if start.only_dead:
-        _announce(talk, caller, looked)
-    dead = start.only_dead and _is_dead(caller, directory, start.name, looked)
-    return facts._replace(mounted=True, device=looked.device, dead=dead), looked
-
-
-def _is_dead(caller: Caller, directory: int, name: bytes, looked: mounts.Looked) -> bool:
-    """Whether a FUSE filesystem of the caller's is on the entry that nobody serves."""
-    try:
-        fuse = mounts.fuse_of(looked.mount_id)
-    except LookupError:
-        return False
-    if fuse is None or fuse.uid != caller.uid:
-        return False
-    entry = os.open(name, mounts.LOOK, dir_fd=directory)
-    try:
-        return mounts.is_dead(entry, fuse)
+        yield
     finally:
-        os.close(entry)
+        with talk.bounded("let go"):
+            caller.let_go()
 
 
 def _reap(opened: Descriptors, talk: Conversation, start: plan.StartReap) -> None:
     """Unmount what is dead of a filesystem, in the mount namespace where it is; nobody asked for that."""
-    with talk.bounded("join"):
-        pidfd = connections.process_in(opened.proc, start.mount_namespace)
-        namespaces.join_user_namespace(pidfd)
-        if namespaces.join_mount_namespace(pidfd, opened.proc) != start.mount_namespace:
-            raise ProcessLookupError(errno.ESRCH, "the process has gone to another mount namespace")
-        syscalls.capset(syscalls.CAP_SYS_ADMIN, syscalls.CAP_SETUID, syscalls.CAP_SETGID, syscalls.CAP_DAC_READ_SEARCH)
+    _join_namespace(opened, talk, start.mount_namespace)
     with talk.bounded("unmount"):
         reaped = mounts.unmount_dead(start.device, opened.locks, talk.seconds)
     talk.say(plan.Reaped(reaped))
+
+
+def _recognize(opened: Descriptors, talk: Conversation, start: plan.StartRecognize) -> None:
+    """Tell which mounts of a namespace there still are."""
+    _join_namespace(opened, talk, start.mount_namespace)
+    with talk.bounded("look"):
+        devices = mounts.still_there(start.mounts)
+    talk.say(plan.Recognized(devices))
+
+
+def _join_namespace(opened: Descriptors, talk: Conversation, mount_namespace: int) -> None:
+    """Join a mount namespace, by one of the processes that are in it, and keep what is needed to unmount there."""
+    with talk.bounded("join"):
+        pidfd = connections.process_in(opened.proc, mount_namespace)
+        namespaces.join_user_namespace(pidfd)
+        if namespaces.join_mount_namespace(pidfd, opened.proc) != mount_namespace:
+            raise ProcessLookupError(errno.ESRCH, "the process has gone to another mount namespace")
+        syscalls.capset(syscalls.CAP_SYS_ADMIN, syscalls.CAP_SETUID, syscalls.CAP_SETGID, syscalls.CAP_DAC_READ_SEARCH)
 
 
 def _survey(opened: Descriptors, talk: Conversation, start: plan.StartSurvey) -> None:
@@ -762,44 +415,6 @@ def _check(opened: Descriptors, talk: Conversation) -> None:
     talk.say(plan.Checked())
 
 
-def _rights(descriptor: int) -> tuple[int, int, bytes]:
-    return (socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptor.to_bytes(4, sys.byteorder))
-
-
-def _detached(filesystem: bytes) -> int:
-    """Return a new mount of `filesystem` that is attached nowhere."""
-    context = syscalls.fsopen(filesystem, syscalls.FSOPEN_CLOEXEC)
-    try:
-        syscalls.fsconfig(context, syscalls.FSCONFIG_CMD_CREATE, None, None, 0)
-        return syscalls.fsmount(context, syscalls.FSMOUNT_CLOEXEC, syscalls.MOUNT_ATTR_NOSUID)
-    finally:
-        os.close(context)
-
-
-def _private_devices() -> int:
-    """Return a directory that holds ``dev/fuse``, a node that root of any user namespace may open.
-
-    /dev/fuse itself may be 0600; and its name matters, because callers look at /proc/self/fd. Where mknod(2) is
-    refused (a broker that is itself in a container), the host's own node has to do. It is read-only, which forbids
-    nobody to use the device: but a container's root who has a descriptor of it could change its mode for all others.
-    """
-    directory = _detached(b"tmpfs")
-    try:
-        os.mkdir("dev", 0o755, dir_fd=directory)
-        os.mknod("dev/fuse", 0o020666, _FUSE_DEVICE, dir_fd=directory)
-        os.chmod("dev/fuse", 0o666, dir_fd=directory)
-    except PermissionError:
-        os.close(directory)
-        flags = syscalls.OPEN_TREE_CLONE | syscalls.OPEN_TREE_CLOEXEC | syscalls.AT_RECURSIVE
-        directory = syscalls.open_tree(syscalls.AT_FDCWD, b"/", flags)
-        syscalls.mount_setattr(directory, b"", _ALL_OF_IT, syscalls.MOUNT_ATTR_RDONLY)
-        return directory
-    syscalls.mount_setattr(directory, b"", syscalls.AT_EMPTY_PATH, syscalls.MOUNT_ATTR_RDONLY)
-    return directory
-
-
-_ALL_OF_IT = syscalls.AT_EMPTY_PATH | syscalls.AT_RECURSIVE
-
-
 if __name__ == "__main__":
-    main(*(socket.socket(fileno=int(each)) for each in sys.argv[1:]))
+    _control, _orphans, _supervisor = (socket.socket(fileno=int(each)) for each in sys.argv[1:4])
+    main(_control, _orphans, _supervisor, *map(int, sys.argv[4:]))

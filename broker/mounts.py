@@ -8,13 +8,14 @@ looks once more afterwards. For the mounter's children, whose working directory 
 import errno
 import fcntl
 import os
+import struct
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
 from broker import syscalls
-from broker.children import User, in_child
+from broker.children import Rescue, User, in_child
 
 #: To look at an entry: asks nothing of what is mounted there.
 LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -27,6 +28,11 @@ class Looked(NamedTuple):
 
     device: int
     mount_id: int
+
+    @property
+    def lasting_id(self) -> int:
+        """The mount id if no other mount will ever have it, else 0."""
+        return self.mount_id if is_unique(self.mount_id) else 0
 
 
 def is_unique(mount_id: int) -> bool:
@@ -209,6 +215,17 @@ def _copy_of(entry: int) -> int | None:
         return None
 
 
+def still_there(lines: bytes) -> bytes:
+    """Return what `plan.Recognized` has, for the lines of `plan.StartRecognize`."""
+    found = []
+    for line in lines.splitlines():
+        device, mount_id = map(int, line.split())
+        status = _status_of(mount_id, syscalls.STATMOUNT_SB_BASIC) if _UNIQUE else None
+        if status and status.device == device:
+            found.append(b"%d\n" % device)
+    return b"".join(found)
+
+
 def unmount_dead(device: int, locks: int, seconds: int) -> int:
     """Unmount the FUSE filesystem of that device wherever it is mounted, if nobody serves it; return how many times.
 
@@ -229,19 +246,16 @@ def _unmount_if_dead(device: int, place: bytes, locks: int, seconds: int) -> boo
     What lies there topmost is looked at: of several mounts of the filesystem, each has its turn. Nothing is open while
     this waits for the locks: whoever has them may be about to unmount the same.
     """
-    with _opened(place) as entry:
+    with opened(place) as entry:
         looked = look(entry)
-        try:
-            fuse = fuse_of(looked.mount_id)
-        except LookupError:
-            return False
+        fuse = fuse_if_any(looked.mount_id)
         if looked.device != device or fuse is None or not is_dead(entry, fuse):
             return False
     parent = _parent_of(looked.mount_id)
     if parent is None:
         return False
     with ExitStack() as held, alone(locks, [parent, looked.mount_id], seconds):
-        entry = held.enter_context(_opened(place))  # closed without the lock; see `unmount`
+        entry = held.enter_context(opened(place))  # closed without the lock; see `unmount`
         if look(entry) != looked or _is_covered(looked.mount_id):
             return False
         syscalls.umount2(b"self/fd/%d" % entry, syscalls.MNT_DETACH)
@@ -249,7 +263,7 @@ def _unmount_if_dead(device: int, place: bytes, locks: int, seconds: int) -> boo
 
 
 @contextmanager
-def _opened(place: bytes) -> Iterator[int]:
+def opened(place: bytes) -> Iterator[int]:
     """Give a descriptor of what lies topmost at a path of mountinfo, to look at it. Raises OSError.
 
     No symlink is followed. It is not openat2(2) that sees to that, because systemd forbids it with RestrictSUIDSGID=.
@@ -265,19 +279,53 @@ def _opened(place: bytes) -> Iterator[int]:
 
 
 def is_dead(entry: int, fuse: Fuse) -> bool:
-    """Whether nobody serves the FUSE filesystem on which `entry` is. Asks it; raises TimeoutError if it hangs.
-
-    It answers nobody but its user, if not told otherwise; so the question is put by a child that is this user.
-    """
-
-    capabilities = [syscalls.CAP_SETUID, syscalls.CAP_SETGID]
+    """Whether nobody serves the FUSE filesystem on which `entry` is. Asks it; raises TimeoutError if it hangs."""
     try:
-        in_child(lambda: os.statvfs(entry), keep=[entry], capabilities=capabilities, user=User(fuse.uid, fuse.gid))
+        usage(entry, fuse)
     except TimeoutError:
         raise
     except OSError as error:
         return error.errno == errno.ENOTCONN
     return False
+
+
+class Usage(NamedTuple):
+    """How full a filesystem is, as statvfs(3) says it: blocks of so many bytes, and inodes."""
+
+    block_size: int
+    blocks: int
+    free_blocks: int
+    available_blocks: int
+    inodes: int
+    free_inodes: int
+    longest_name: int
+
+
+_USAGE = struct.Struct("=7Q")
+
+
+def usage(entry: int, fuse: Fuse, rescue: Rescue | None = None) -> Usage | None:
+    """Return how full the FUSE filesystem is on which `entry` is; None if it says nothing to this user namespace.
+
+    It answers nobody but its user, if not told otherwise; so the question is put by a child that is this user. Others
+    are told noughts, without the program being asked (fs/fuse/inode.c, fuse_statfs). Raises OSError, with ENOTCONN if
+    nobody serves it; TimeoutError if it hangs, as `in_child` does with `rescue`.
+    """
+    reader, writer = os.pipe()
+
+    def ask() -> None:
+        said = os.statvfs(entry)
+        numbers = said.f_frsize, said.f_blocks, said.f_bfree, said.f_bavail, said.f_files, said.f_ffree, said.f_namemax
+        os.write(writer, _USAGE.pack(*numbers))
+
+    try:
+        capabilities = [syscalls.CAP_SETUID, syscalls.CAP_SETGID]
+        in_child(ask, [entry, writer], capabilities, user=User(fuse.uid, fuse.gid), rescue=rescue)
+        found = Usage(*_USAGE.unpack(os.read(reader, _USAGE.size)))
+    finally:
+        os.close(reader)
+        os.close(writer)
+    return found if any(found) else None
 
 
 def hidden_by(mountpoint: int) -> set[bytes]:
@@ -314,6 +362,13 @@ def fuse_of(mount_id: int) -> Fuse | None:
     return Fuse(int(values[b"user_id"]), int(values[b"group_id"]), b"allow_other" in given)
 
 
+def fuse_if_any(mount_id: int) -> Fuse | None:
+    """As `fuse_of`; None, too, if the mount is not in this mount namespace: it may just have been unmounted."""
+    with suppress(LookupError):
+        return fuse_of(mount_id)
+    return None
+
+
 def _type_and_options(mount_id: int) -> tuple[bytes, bytes]:
     if is_unique(mount_id):
         status = _status_of(mount_id, syscalls.STATMOUNT_FS_TYPE | syscalls.STATMOUNT_MNT_OPTS)
@@ -335,14 +390,43 @@ def _status_of(mount_id: int, mask: int) -> syscalls.MountStatus | None:
         return None
 
 
-def _mountinfo() -> bytes:
-    """Return /proc/self/mountinfo (proc_pid_mountinfo(5)), with a newline before each line and after the last.
+def _mountinfo(process: str = "self") -> bytes:
+    """Return /proc/PID/mountinfo (proc_pid_mountinfo(5)), with a newline before each line and after the last.
 
     Names are what callers like, but for the newlines, which the kernel escapes; carriage returns stand there as such.
     """
-    descriptor = os.open("self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(f"{process}/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
     with open(descriptor, "rb", buffering=0) as file:
         return b"\n" + file.readall()
+
+
+class Mount(NamedTuple):
+    """A line of mountinfo; the ids are not the unique ones."""
+
+    mount_id: int
+    parent_id: int
+    device: int
+    root: bytes
+    place: bytes
+    flags: bytes
+    type: bytes
+    source: bytes
+
+
+def table(process: int | None = None) -> list[Mount]:
+    """Return all that is mounted in the mount namespace of this process or of another one, as mountinfo has it.
+
+    Of another one's, what is below its root. Raises OSError if it has ended.
+    """
+    found = []
+    for line in _mountinfo("self" if process is None else f"{process}").split(b"\n")[1:-1]:
+        before, _, after = line.partition(b" - ")
+        mount_id, parent, device, root, place, flags = before.split(b" ")[:6]
+        major, _, minor = device.partition(b":")
+        kind, source, _ = after.split(b" ", 2)
+        number = int(major) << 20 | int(minor)
+        found.append(Mount(int(mount_id), int(parent), number, root, _unescaped(place), flags, kind, source))
+    return found
 
 
 def _line_of(mount_id: int) -> bytes:

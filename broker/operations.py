@@ -1,6 +1,7 @@
 """The front's side of the mounter: the way to it, and one `Operation` for each conversation with a child of it."""
 
 import asyncio
+import os
 import socket
 from contextlib import suppress
 from types import TracebackType
@@ -76,6 +77,10 @@ class Operation:
         self.stuck = False
         #: Whom it asks, if that is a FUSE filesystem.
         self.entering: plan.Entering | None = None
+        #: Descriptors that came with what it said, and that nobody has taken yet.
+        self._descriptors: list[int] = []
+        #: How many may come.
+        self._most_descriptors = 0
         #: Seconds. The child's own alarm is what ends a step; this is only for a child that can't even be killed.
         self.patience: float = seconds + 1
 
@@ -90,6 +95,9 @@ class Operation:
     def close(self) -> None:
         """Close the conversation, without waiting for the child's end."""
         self._channel.socket.close()
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors.clear()
 
     def say(self, record: plan.Record) -> None:
         """Say it, if the child is still there; if not, `hear` tells what it said last."""
@@ -112,7 +120,7 @@ class Operation:
         """As `hear`, however long it takes."""
         while True:
             try:
-                record = plan.load(await self._channel.receive())
+                record = plan.load(await self._receive())
             except HungUp:
                 self.alive = False
                 raise OperationEnded from None
@@ -127,6 +135,21 @@ class Operation:
         if isinstance(record, plan.BadDescriptors):
             raise OperationRefused(record.descriptors)
         return record
+
+    async def _receive(self) -> bytes:
+        if not self._most_descriptors:
+            return await self._channel.receive()
+        data, descriptors = await self._channel.receive_with_descriptors(self._most_descriptors)
+        self._descriptors += descriptors
+        return data
+
+    async def expect_with_descriptors(self, kind: type[RecordT], most: int) -> tuple[RecordT, list[int]]:
+        """As `expect`; return the descriptors, too, that came with it: at most so many, and the taker's to close."""
+        self._most_descriptors = most
+        record = await self.expect(kind)
+        self._most_descriptors = 0
+        taken, self._descriptors = self._descriptors, []
+        return record, taken
 
     async def expect(self, kind: type[RecordT]) -> RecordT:
         """Return what the child says, which must be a `kind`; raises as `hear` does."""

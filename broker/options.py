@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from errno import EINVAL, EPERM
+from itertools import chain
 from typing import Any
 
 
@@ -86,15 +87,15 @@ _BASES = ("_16", "_8", "_10")
 _ITEM = re.compile(rb"(?:fsname|subtype)=(?:\\.|[^,])*|[^,]*", re.DOTALL)
 
 
-def parse(text: bytes, *, may_allow_other: bool, where_allowed: bytes, kernel: bytes) -> MountOptions:
-    """Return what `text` asks for.
+def parse(*texts: bytes, may_allow_other: bool, where_allowed: bytes, kernel: bytes) -> MountOptions:
+    """Return what `texts` ask for, of which each adds to the ones before it.
 
     `may_allow_other`: the caller is root, or everybody may; `where_allowed` is the file that would say so, and
     `kernel` the version, ``6.18``, for the messages that name them. Raises Refusal.
     """
     wanted: dict[str, Any] = {}
     warnings: list[bytes] = []
-    for item in _split(_without_x_options(text)):
+    for item in chain.from_iterable(_split(_without_x_options(text)) for text in texts):
         name, equals, value = item.partition(b"=")
         if item in _FLAGS:
             attribute, wished = _FLAGS[item]

@@ -2,7 +2,7 @@
 
     supervisor: Begin, with the descriptors that the front works with   front: Ready or Failed
     supervisor: Configuration, with the file                            at any time then
-    supervisor: MounterStarted                                          when there is another one
+    supervisor: MounterStarted, PluginStarted                           when there is another one
 
 The front asks the supervisor for nothing: who takes the front over has no say in what is done with privilege.
 """
@@ -14,13 +14,15 @@ from broker.records import Vocabulary
 
 class Begin(NamedTuple):
     """With descriptors: for the mounter's operations, for its orphans, the roots of fusectl and of /proc, the control
-    socket, with `metrics` that on which metrics are asked for, and then those on which callers come.
+    socket, with `metrics` that on which metrics are asked for, with `volumes` that which leads to the CSI plugin, and
+    then those on which callers come.
 
-    `state_directory` is where the table of mounts is.
+    `state_directory` is where the tables of mounts and volumes are.
     """
 
     state_directory: bytes
     metrics: bool
+    volumes: bool
 
 
 class Configuration(NamedTuple):
@@ -37,6 +39,13 @@ class MounterStarted(NamedTuple):
     restarts: int
 
 
+class PluginStarted(NamedTuple):
+    """The CSI plugin's process."""
+
+    pid: int
+    restarts: int
+
+
 class Ready(NamedTuple):
     """The front serves."""
 
@@ -47,7 +56,7 @@ class Failed(NamedTuple):
     text: bytes
 
 
-Order = Begin | Configuration | MounterStarted | Ready | Failed
+Order = Begin | Configuration | MounterStarted | PluginStarted | Ready | Failed
 _vocabulary: Vocabulary[Order] = Vocabulary(Order.__args__)
 dump = _vocabulary.dump
 load = _vocabulary.load

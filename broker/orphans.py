@@ -34,8 +34,9 @@ def adopt(front: Front, orphan: plan.Orphaned) -> None:
     """Write an orphaned mount down, unless that was done. What its caller called the mountpoint is not known."""
     device = Device(orphan.device)
     request = orphan.request.decode("ascii", "replace")
-    if front.registry.find(device):  # it, or a later one, if it is gone and its number was used again
-        return
+    known = front.registry.find(device)
+    if known and not (known.awaits_program and known.volume == orphan.target):
+        return  # it is written down, or gone, and this is a later one of its number
     account, container = account_of_process(orphan.pid, orphan.uid, front.open_proc)
     front.registry.add(
         Mount(
@@ -52,6 +53,8 @@ def adopt(front: Front, orphan: plan.Orphaned) -> None:
             source=orphan.source,
             mounted_at=time.time(),
             request=request,
+            volume=orphan.target,
+            mount_id=orphan.mount_id,
         )
     )
     front.log(log.NOTICE, "adopted a mount whose front was killed", request_id=request, device=device)

@@ -26,7 +26,8 @@ class Peer:
     """A caller. `pidfd` refers to the process that connected and is the holder's to close.
 
     `pid` is 0 where the front is in a pid namespace that doesn't show it. `account` is who pays; `container` the last
-    part of its cgroup, by which an engine knows a container, for people; empty where that is not to be seen.
+    part of its cgroup, by which an engine knows a container, for people; `pod` the UID of its Kubernetes pod. Both are
+    empty where that is not to be seen.
     """
 
     pidfd: int
@@ -35,6 +36,7 @@ class Peer:
     gid: int
     account: AccountName
     container: str
+    pod: str
 
 
 #: Opens a file of /proc by its path below that, as `os.open` does with a directory's descriptor.
@@ -92,12 +94,16 @@ def _hung_up(connection: socket.socket) -> bool:
         return True
 
 
-def _account(connection: socket.socket, pidfd: int, pid: int, uid: int, open_proc: OpenProc) -> tuple[AccountName, str]:
-    """Return the caller's account, and the last part of its cgroup. Raises PeerGone, OSError."""
+def _account(
+    connection: socket.socket, pidfd: int, pid: int, uid: int, open_proc: OpenProc
+) -> tuple[AccountName, str, str]:
+    """Return the caller's account, the last part of its cgroup, and its pod. Raises PeerGone, OSError."""
     cgroup = _read(pid, "cgroup", open_proc)
     if _has_ended(pidfd):  # and the number may have been another's when it was looked up
         raise PeerGone
-    return _account_in(cgroup, uid) if cgroup else (_account_by_network(connection, uid), "")
+    if not cgroup:
+        return _account_by_network(connection, uid), "", ""
+    return *_account_in(cgroup, uid), limits.pod_of(cgroup)
 
 
 def account_of_process(pid: int, uid: int, open_proc: OpenProc) -> tuple[AccountName, str]:

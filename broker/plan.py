@@ -11,6 +11,7 @@ for it. The whole list of what may be said, in order:
     reap       child: Reaped
     survey     child: Surveyed
     abort      child: Aborted
+    recognize  child: Recognized
     check      child: Checked
     publish    child: Published, with the sockets
     eager      front: MountPlan   child: Mounted, with the /dev/fuse descriptor   front: Keep   child: Kept
@@ -50,6 +51,8 @@ FileMode = Annotated[int, range(2**16)]
 FilesystemMagic = Annotated[int, range(2**64)]
 DeviceNumber = Annotated[int, range(2**32)]
 NamespaceInode = Annotated[int, range(2**32)]
+#: No group; as chown(2) takes it.
+NO_GROUP = 2**32 - 1
 
 
 class StartMount(NamedTuple):
@@ -129,6 +132,24 @@ class Aborted(NamedTuple):
     """The connection is aborted: who waited for an answer has an error."""
 
 
+class StartRecognize(NamedTuple):
+    """To the mounter, with one descriptor: conversation. Tell which of these mounts there still are.
+
+    `mounts` has a line for each, "DEVICE ID": the device number of its superblock and its unique id, in the mount
+    namespace of that inode.
+    """
+
+    seconds: Seconds
+    mount_namespace: NamespaceInode
+    mounts: bytes
+
+
+class Recognized(NamedTuple):
+    """A line for each mount that there still is: its device number."""
+
+    devices: bytes
+
+
 class StartCheck(NamedTuple):
     """To the mounter, with one descriptor: conversation. Answered by `Checked`, if a mount could be begun now."""
 
@@ -144,7 +165,9 @@ class StartPublish(NamedTuple):
 
     All paths are relative to kubelet's directory: `target` is where the volume is to be, `directory` where the socket
     `name` is made. With `old_clients` that is a stream socket, and beside it is ours (`fusermount3_proxy.client`).
-    What is there already and is the broker's own is kept, but for sockets: they are made again.
+    What is there already and is the broker's own is kept, but for sockets: they are made again. With `serving` the
+    front has them; then they stay, too, if all are still there. If one of these names is something else's, or the
+    target is, `Failed` has EEXIST, and the step says which.
     """
 
     seconds: Seconds
@@ -152,19 +175,22 @@ class StartPublish(NamedTuple):
     directory: bytes
     name: bytes
     old_clients: bool
+    serving: bool
 
 
 class Published(NamedTuple):
     """The volume has its place. With one descriptor: a listening SOCK_SEQPACKET socket; with `old_clients`, a second:
-    a listening SOCK_STREAM socket."""
+    a listening SOCK_STREAM socket. With none, if the sockets have stayed."""
 
 
 class StartEager(NamedTuple):
     """To the mounter, with one descriptor: conversation. Mount a new filesystem at `target`, which is published, in
-    place of one that is dead; nobody serves it yet. `Mounted` comes with its /dev/fuse."""
+    place of one that is dead; nobody serves it yet. `Mounted` comes with its /dev/fuse. `group` as in
+    `StartVolumeMount`."""
 
     seconds: Seconds
     target: bytes
+    group: GroupId
 
 
 class StartVolumeMount(NamedTuple):
@@ -172,7 +198,8 @@ class StartVolumeMount(NamedTuple):
 
     With `pinned`, the caller sent its own mountpoint; else it appears at the target only, and the facts are those of a
     directory that may be used. With `held`, a fourth descriptor: the /dev/fuse of the filesystem that is at the target
-    already (`StartEager`). With `read_only` nobody who comes by the target may write.
+    already (`StartEager`). With `read_only` nobody who comes by the target may write. `group` is the filesystem's
+    group_id, instead of the caller's gid; `NO_GROUP`: that one.
     """
 
     seconds: Seconds
@@ -181,6 +208,7 @@ class StartVolumeMount(NamedTuple):
     pinned: bool
     held: bool
     read_only: bool
+    group: GroupId
 
 
 class StartUnpublish(NamedTuple):
@@ -209,10 +237,15 @@ class StartStat(NamedTuple):
 
 class Stated(NamedTuple):
     """What statfs(2) says of a volume, in bytes and inodes, if it is `served`: some FUSE program has mounted it and has
-    answered. `published`: there is a volume at all."""
+    answered. `published`: there is a volume at all. `errno` is why it is not served: ENODATA if nobody has mounted it
+    yet, ENOTCONN if nobody serves it any more, ETIMEDOUT if it hangs, or what the program has answered.
+
+    A child that has said ETIMEDOUT may go on until the program answers or is gone.
+    """
 
     published: bool
     served: bool
+    errno: Errno
     total_bytes: int
     free_bytes: int
     available_bytes: int
@@ -315,12 +348,14 @@ class Proceed(NamedTuple):
 class Mounted(NamedTuple):
     """The mount is in place. `device` is the minor number of the superblock, its name under fusectl.
 
-    With `pids_visible` the FUSE program sees the pids of who uses its filesystem, otherwise 0.
+    With `pids_visible` the FUSE program sees the pids of who uses its filesystem, otherwise 0. `mount_id` is the unique
+    id of the mount, by which it is known for as long as it is there, or 0 where the kernel has none.
     """
 
     device: DeviceNumber
     mount_namespace: NamespaceInode
     pids_visible: bool
+    mount_id: int = 0
 
 
 class Keep(NamedTuple):
@@ -350,7 +385,7 @@ class RolledBack(NamedTuple):
 class Orphaned(NamedTuple):
     """To whoever is the front: a mount that was kept although the front which had it made was killed.
 
-    Fields as in `MountPlan` and `Mounted`; `pid` is the caller's.
+    Fields as in `MountPlan` and `Mounted`; `pid` is the caller's, `target` that of its volume, or empty.
     """
 
     device: DeviceNumber
@@ -360,6 +395,8 @@ class Orphaned(NamedTuple):
     request: bytes
     source: bytes
     subtype: bytes
+    target: bytes
+    mount_id: int = 0
 
 
 class UnmountFacts(NamedTuple):
@@ -408,6 +445,7 @@ Start = (
     | StartReap
     | StartSurvey
     | StartAbort
+    | StartRecognize
     | StartCheck
     | StartDismissal
     | StartPublish
@@ -422,6 +460,7 @@ Record = (
     | Surveyed
     | Aborted
     | Checked
+    | Recognized
     | Published
     | Unpublished
     | Stated
@@ -455,7 +494,7 @@ def filesystem_type(subtype: bytes) -> str:
 #: After these a child has nothing more to say, and only waits for the end.
 LAST_WORDS = (
     *(Kept, RolledBack, Unmounted, Reaped, Surveyed, Aborted, Checked, HasLetGo, BadDescriptors, Failed),
-    *(Published, Unpublished, Stated),
+    *(Recognized, Published, Unpublished, Stated),
 )
 _vocabulary: Vocabulary[Record] = Vocabulary(Record.__args__)
 dump = _vocabulary.dump

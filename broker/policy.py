@@ -3,19 +3,21 @@
 
 The rules are those of fusermount3, whose words the refusals use because callers match them, with three that are
 stricter: root of a container is a caller like any other where its mountpoint's filesystem is concerned; setuid and
-devices are never allowed; and only what was mounted through the broker is unmounted.
+devices are never allowed; and only what was mounted through the broker is unmounted. In a volume, who wrote the pod's
+manifest has the last word: on options, and on whether others than the FUSE program's user may enter.
 """
 
 import os
 import stat
-from errno import EBUSY, EINVAL, EPERM
+from errno import EACCES, EBUSY, EINVAL, EPERM
 
 from broker import options
-from broker.config import Configuration
+from broker.config import FILESYSTEMS, Configuration
 from broker.options import Refusal
 from broker.plan import MountFacts, MountPlan, UnmountFacts, UnmountPlan
 from broker.registry import Mount
-from fusermount3_proxy.wire import MountRequest, UnmountRequest
+from broker.volumes import Volume
+from fusermount3_proxy.wire import MountRequest, UnmountRequest, VolumeRequest
 
 #: What mount(2) takes of options that are the filesystem's.
 _PAGE = 4096
@@ -29,27 +31,84 @@ def decide_mount(
 
     `live_mounts` is how many filesystems the caller's mount namespace has from the broker. Raises Refusal.
     """
-    privileged = facts.uid == 0
-    if not privileged and live_mounts >= configuration.mount_max >= 0:
+    _check_number(facts, live_mounts, configuration)
+    _check_mountpoint(request.mountpoint, facts, configuration)
+    wanted = options.parse(
+        request.options,
+        may_allow_other=facts.uid == 0 or configuration.user_allow_other,
+        where_allowed=configuration.source,
+        kernel=_KERNEL,
+    )
+    _check_what_the_kernel_gets(request.options, wanted, facts)
+    return _plan(id, request.sync_init, wanted, facts)
+
+
+def decide_volume_mount(
+    id: bytes,
+    request: MountRequest | VolumeRequest,
+    facts: MountFacts,
+    live_mounts: int,
+    volume: Volume,
+    configuration: Configuration,
+) -> MountPlan:
+    """As `decide_mount`, for a request that came by the socket of `volume`."""
+    sync_init = False
+    if isinstance(request, MountRequest):
+        _check_number(facts, live_mounts, configuration)
+        _check_mountpoint(request.mountpoint, facts, configuration)
+        sync_init = request.sync_init
+    return _plan_in_volume(id, request.options, sync_init, facts, volume)
+
+
+def decide_eager_mount(id: bytes, volume: Volume) -> MountPlan:
+    """Return the plan for a filesystem that is there before its FUSE program. Raises Refusal."""
+    return _plan_in_volume(id, b"", False, EAGER_FACTS, volume)
+
+
+#: A filesystem that nobody has asked for is root's, on the placeholder at the target.
+EAGER_FACTS = MountFacts(
+    uid=0,
+    gid=0,
+    root_mode=stat.S_IFDIR,
+    foreign_sticky=False,
+    filesystem=FILESYSTEMS["tmpfs"],
+    search_errno=0,
+    access_errno=0,
+    mount_namespace=0,
+)
+
+
+def _plan_in_volume(id: bytes, said: bytes, sync_init: bool, facts: MountFacts, volume: Volume) -> MountPlan:
+    wanted = options.parse(said, volume.options, may_allow_other=True, where_allowed=b"", kernel=_KERNEL)
+    _check_what_the_kernel_gets(said + b"," + volume.options, wanted, facts)
+    plan = _plan(id, sync_init, wanted, facts)
+    return plan._replace(allow_other=volume.allow_other, read_only=plan.read_only or volume.read_only)
+
+
+def check_volume_caller(volume: Volume, pod: str) -> None:
+    """Raise Refusal unless the caller, who is in `pod`, may use the socket of `volume`."""
+    if not pod:
+        raise Refusal(
+            EACCES,
+            b"no container of a pod that this broker can see, so not one of the volume's; run the broker with hostPID",
+        )
+    if pod != volume.pod:
+        raise Refusal(EACCES, b"not a container of the pod of this volume")
+
+
+def _check_number(facts: MountFacts, live_mounts: int, configuration: Configuration) -> None:
+    """Raise Refusal if the caller's mount namespace has as many filesystems of a user as it may have."""
+    if facts.uid != 0 and live_mounts >= configuration.mount_max >= 0:
         raise Refusal(
             EPERM,
             b"too many FUSE filesystems mounted; mount_max=N can be set in %b" % configuration.source,
         )
-    _check_mountpoint(request.mountpoint, facts, configuration, privileged)
-    wanted = options.parse(
-        request.options,
-        may_allow_other=privileged or configuration.user_allow_other,
-        where_allowed=configuration.source,
-        kernel=_KERNEL,
-    )
-    _check_what_the_kernel_gets(request, wanted, facts)
-    return _plan(id, request, wanted, facts)
 
 
-def _check_what_the_kernel_gets(request: MountRequest, wanted: options.MountOptions, facts: MountFacts) -> None:
+def _check_what_the_kernel_gets(said: bytes, wanted: options.MountOptions, facts: MountFacts) -> None:
     """Raise Refusal for what mount(2) would fail with, although the calls that we use instead would take it."""
     warnings = wanted.warnings
-    data = b"%b,fd=4,rootmode=%o,user_id=%d" % (options.kernel_data(request.options), facts.root_mode, facts.uid)
+    data = b"%b,fd=4,rootmode=%o,user_id=%d" % (options.kernel_data(said), facts.root_mode, facts.uid)
     for each in (b"%b,group_id=%d" % (data, facts.gid), data):  # fusermount3 tries both
         if len(each) >= _PAGE:
             warnings += (b"mount options too long",)
@@ -60,12 +119,12 @@ def _check_what_the_kernel_gets(request: MountRequest, wanted: options.MountOpti
         raise Refusal(EINVAL, b"mount failed: Invalid argument", warnings=warnings)
 
 
-def _check_mountpoint(path: bytes, facts: MountFacts, configuration: Configuration, privileged: bool) -> None:
+def _check_mountpoint(path: bytes, facts: MountFacts, configuration: Configuration) -> None:
     """Raise Refusal unless the caller may mount there."""
     is_directory = stat.S_ISDIR(facts.root_mode)
     if not is_directory and not stat.S_ISREG(facts.root_mode):
         raise Refusal(EINVAL, b"mountpoint %b is not a directory or a regular file" % path)
-    if not privileged:
+    if facts.uid != 0:
         if is_directory and facts.search_errno:
             reason = os.strerror(facts.search_errno).encode()
             raise Refusal(facts.search_errno, b"failed to chdir to mountpoint: %b" % reason)
@@ -80,7 +139,7 @@ def _check_mountpoint(path: bytes, facts: MountFacts, configuration: Configurati
         raise Refusal(EPERM, b"mounting over filesystem type 0x%08x is forbidden" % facts.filesystem)
 
 
-def _plan(id: bytes, request: MountRequest, wanted: options.MountOptions, facts: MountFacts) -> MountPlan:
+def _plan(id: bytes, sync_init: bool, wanted: options.MountOptions, facts: MountFacts) -> MountPlan:
     return MountPlan(
         uid=facts.uid,
         gid=facts.gid,
@@ -92,7 +151,7 @@ def _plan(id: bytes, request: MountRequest, wanted: options.MountOptions, facts:
         request=id,
         warnings=b"\n".join(wanted.warnings),
         auto_unmount=wanted.auto_unmount,
-        sync_init=request.sync_init,
+        sync_init=sync_init,
         source=wanted.fsname or wanted.subtype or b"/dev/fuse",
         subtype=wanted.subtype or b"",
         allow_other=wanted.allow_other,

@@ -1,20 +1,19 @@
 """The filesystems that the broker has mounted and that are still alive, kept over restarts.
 
 A mount is known by its FUSE connection: the device number, which names a directory of fusectl, and the inode of that
-directory, because device numbers are used again. Both are the kernel's until it is booted again. So whether a mount
-lives is asked of the kernel, whenever it matters; the table in SQLite only says what the kernel doesn't know: who asked
-for it.
+directory, because device numbers are used again. Both are the kernel's for as long as somebody has fusectl; for when
+nobody had, see `recognition`. So whether a mount lives is asked of the kernel, whenever it matters; the table in SQLite
+only says what the kernel doesn't know: who asked for it.
 """
 
 import os
 import sqlite3
-import time
-import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import NewType
 
+from broker.database import make_table, once_a_boot, open_or_begin
 from broker.limits import AccountName
 
 #: The kernel's number of a FUSE superblock's device, the name of its connection in fusectl.
@@ -29,7 +28,8 @@ class Mount:
 
     `uid` is the caller's in their own user namespace, `pid` that of the process that asked, as the broker sees it (0
     if it doesn't). `connection` is the inode of the FUSE connection, `mounted_at` the time of the request, in seconds
-    since the epoch. `request` is the id in the log, `account` who pays.
+    since the epoch. `request` is the id in the log, `account` who pays. `volume` is the target of the volume on which
+    it is mounted, too; empty if it is on none. `mount_id` is the unique id of the mount, 0 if it is not known.
     """
 
     device: Device
@@ -45,14 +45,19 @@ class Mount:
     mounted_at: float
     request: str
     account: AccountName
+    volume: bytes = b""
+    mount_id: int = 0
+
+    @property
+    def awaits_program(self) -> bool:
+        """Whether this is the filesystem of a volume that was mounted before there was a program to serve it."""
+        return self.volume != b"" and self.pid == 0
 
 
-#: What SQLite says of a file that is damaged, no database, or none of ours. Others pass: locked, disk full.
-_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 _COLUMNS = [field.name for field in fields(Mount)]
 #: Columns that tables of earlier versions lack, with what their mounts get for it. A mount without an account is
 #: counted for nobody.
-_ADDED = {"account": "''"}
+_ADDED = {"account": "''", "volume": "x''", "mount_id": "0"}
 
 
 class Registry:
@@ -64,18 +69,13 @@ class Registry:
         Raises OSError, sqlite3.Error.
         """
         self._fusectl = fusectl
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.lost: str | None = None
-        try:
-            self._database, mounts = _open(directory / "mounts.sqlite")
-        except sqlite3.DatabaseError as error:
-            if error.sqlite_errorcode not in _DAMAGE:
-                raise
-            damaged = directory / f"mounts.sqlite.damaged-{int(time.time())}"
-            (directory / "mounts.sqlite").rename(damaged)
-            self.lost = f"{damaged}: {error}"
-            self._database, mounts = _open(directory / "mounts.sqlite")
-        self._mounts = {mount.device: mount for mount in mounts}
+        (self._database, self.lost), mounts = open_or_begin(directory / "mounts.sqlite", _read)
+        #: Mounts of an earlier registry that may be there, although their numbers say something else: fusectl may have
+        #: begun anew since (see `recognition`). They are not among the others until it is decided.
+        self.unsure = {
+            mount.device: mount for mount in mounts if mount.mount_id and self._has_another_connection(mount)
+        }
+        self._mounts = {mount.device: mount for mount in mounts if mount.device not in self.unsure}
         #: The mounts of each namespace and of each account.
         self._groups: dict[MountNamespace | AccountName, set[Device]] = {}
         for mount in self._mounts.values():
@@ -100,9 +100,21 @@ class Registry:
             self._drop(mount.device)
         columns, marks = ", ".join(_COLUMNS), ", ".join("?" * len(_COLUMNS))
         values = [getattr(mount, name) for name in _COLUMNS]
-        self._database.execute(f"INSERT INTO mounts ({columns}) VALUES ({marks})", values)
+        self._database.execute(f"INSERT OR REPLACE INTO mounts ({columns}) VALUES ({marks})", values)
         self._mounts[mount.device] = mount
         self._group(mount)
+
+    def decide(self, mount: Mount, there: bool) -> None:
+        """Take a mount that was `unsure` up again if it is there, else forget it."""
+        del self.unsure[mount.device]
+        if there:
+            self.add(replace(mount, connection=self.connection(mount.device)))
+        elif mount.device not in self._mounts:
+            self._database.execute("DELETE FROM mounts WHERE device = ?", [mount.device])
+
+    def _has_another_connection(self, mount: Mount) -> bool:
+        """Whether there is a connection of its number, and it is not that of the mount, as far as its inode tells."""
+        return self.connection(mount.device) not in (0, mount.connection)
 
     def find(self, device: Device) -> Mount | None:
         """Return the live mount of that number."""
@@ -151,35 +163,9 @@ class Registry:
             self._groups.setdefault(group, set()).add(mount.device)
 
 
-def _open(path: Path) -> tuple[sqlite3.Connection, list[Mount]]:
-    """Open the table and read it. Nothing waits for the disk: a crash of the machine ends the mounts too."""
-    database = sqlite3.connect(path, isolation_level=None)
-    try:
-        database.execute("PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = OFF")
-        database.execute(
-            f"CREATE TABLE IF NOT EXISTS mounts ({_COLUMNS[0]} INTEGER PRIMARY KEY, {', '.join(_COLUMNS[1:])})"
-        )
-        _add_columns(database)
-        _forget_earlier_boots(database)
-        mounts = [Mount(*row) for row in database.execute(f"SELECT {', '.join(_COLUMNS)} FROM mounts")]
-    except sqlite3.Error:
-        database.close()
-        raise
-    return database, mounts
-
-
-def _add_columns(database: sqlite3.Connection) -> None:
-    """Give a table of an earlier version the columns that it lacks; its mounts stay."""
-    there = {name for _, name, *_ in database.execute("PRAGMA table_info(mounts)")}
-    lacking = set(_COLUMNS) - there
-    for name in lacking if lacking <= _ADDED.keys() else ():  # another table is none of ours
-        database.execute(f"ALTER TABLE mounts ADD COLUMN {name} DEFAULT {_ADDED[name]}")
-
-
-def _forget_earlier_boots(database: sqlite3.Connection) -> None:
-    """Drop all mounts if the machine has been booted since: their numbers say nothing any more."""
-    boot = zlib.crc32(Path("/proc/sys/kernel/random/boot_id").read_bytes()) & 0x7FFFFFFF
-    if database.execute("PRAGMA user_version").fetchone() != (boot,):
-        database.execute("DELETE FROM mounts")
-        database.execute(f"PRAGMA user_version = {boot}")
+def _read(database: sqlite3.Connection) -> list[Mount]:
+    """Make the table ready and read it. Nothing waits for the disk: a crash of the machine ends the mounts too."""
+    database.execute("PRAGMA synchronous = OFF")
+    make_table(database, "mounts", _COLUMNS, _ADDED)
+    once_a_boot(database, "DELETE FROM mounts")  # the numbers say nothing any more
+    return [Mount(*row) for row in database.execute(f"SELECT {', '.join(_COLUMNS)} FROM mounts")]

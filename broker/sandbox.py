@@ -1,8 +1,8 @@
-"""What the front gives up before it hears from anybody: all that it does not need.
+"""What the front, and the CSI plugin, give up before they hear from anybody: all that they do not need.
 
-It has no capability, where possible a uid of its own, by Landlock no file but its state and what it reads, and by
-seccomp no system call but those of a program that talks over descriptors that it was given. Each takes away what the
-others might have missed.
+The front has no capability, where possible a uid of its own, by Landlock no file but its state and what it reads, and
+by seccomp no system call but those of a program that talks over descriptors that it was given. Each takes away what the
+others might have missed. The plugin keeps its uid, and may make a socket; the rest is taken from it, too.
 """
 
 import errno
@@ -11,6 +11,7 @@ import os
 import pwd
 import sys
 import termios
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -49,6 +50,9 @@ _KEEP_STATE = (
     | syscalls.LANDLOCK_ACCESS_FS_MAKE_REG
     | syscalls.LANDLOCK_ACCESS_FS_REMOVE_FILE
 )
+_MAKE_A_SOCKET = syscalls.LANDLOCK_ACCESS_FS_MAKE_SOCK | syscalls.LANDLOCK_ACCESS_FS_REMOVE_FILE
+#: What gRPC reads when it starts its threads.
+_READ_BY_GRPC = {Path("/dev/urandom"): syscalls.LANDLOCK_ACCESS_FS_READ_FILE, Path("/sys/devices/system/cpu"): _READ}
 
 #: What a Python program calls that serves sockets it was given, has a database, and asks the kernel about processes.
 #: A system call is found here, or it fails with EPERM. Names that an architecture lacks don't matter.
@@ -69,6 +73,8 @@ _SYSTEM_CALLS = (
     "access faccessat faccessat2 fallocate fchmod fdatasync flock fstat fstatfs fsync ftruncate getcwd getdents64 "
     "newfstatat stat lstat statx statfs open openat readlink readlinkat rename renameat renameat2 unlink unlinkat"
 )
+#: What a server of gRPC calls besides, to make a socket and threads.
+_SYSTEM_CALLS_OF_GRPC = "bind umask sched_getparam sched_getscheduler"
 
 
 def user() -> tuple[int, int] | None:
@@ -88,7 +94,26 @@ def enter(state_directory: Path, proc: int) -> str:
     All modules must have been imported, and there must be one thread. `proc` is a descriptor of the /proc that may be
     read. Raises OSError.
     """
-    own = user()
+    _drop_privilege(user())
+    missing = [] if _restrict_files([(proc, _READ), (state_directory, _KEEP_STATE)]) else ["Landlock"]
+    missing += [] if _restrict_system_calls(_SYSTEM_CALLS) else ["libseccomp"]
+    missing += [] if os.getuid() else [f"the user {USER}"]
+    return ", ".join(missing)
+
+
+def enter_as_plugin(socket_directory: Path) -> str:
+    """As `enter`, for the CSI plugin, which makes and removes a socket in that directory. Its uid stays: others may
+    not have the right to. Raises OSError.
+    """
+    _drop_privilege(None)
+    allowed = {socket_directory: _MAKE_A_SOCKET, **_READ_BY_GRPC}
+    missing = [] if _restrict_files(allowed.items()) else ["Landlock"]
+    missing += [] if _restrict_system_calls(f"{_SYSTEM_CALLS} {_SYSTEM_CALLS_OF_GRPC}") else ["libseccomp"]
+    return ", ".join(missing)
+
+
+def _drop_privilege(own: tuple[int, int] | None) -> None:
+    """Have no capability for ever, and be the user and group `own`, if there are any. Raises OSError."""
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     capabilities.drop_bounding()
@@ -97,21 +122,17 @@ def enter(state_directory: Path, proc: int) -> str:
         os.setresgid(own[1], own[1], own[1])
         os.setresuid(own[0], own[0], own[0])
     capabilities.keep()
-    missing = [] if _restrict_files(state_directory, proc) else ["Landlock"]
-    missing += [] if _restrict_system_calls() else ["libseccomp"]
-    missing += [] if os.getuid() else [f"the user {USER}"]
-    return ", ".join(missing)
 
 
-def _restrict_files(state_directory: Path, proc: int) -> bool:
-    """Allow no file but those the front needs; whether the kernel can."""
+def _restrict_files(allowed: Iterable[tuple[Path | int, int]]) -> bool:
+    """Allow no file but those beneath these, each for that access, and what Python reads; whether the kernel can."""
     version = syscalls.landlock_abi()
     if not version:
         return False
     handled = [sum(bits for since, bits in each.items() if since <= version) for each in (_FILES, _NETWORK, _SCOPES)]
     ruleset = syscalls.landlock_create_ruleset(*handled)
-    syscalls.landlock_add_rule(ruleset, _READ, proc)
-    _allow_beneath(ruleset, state_directory, _KEEP_STATE & handled[0])
+    for path, access in allowed:
+        _allow_beneath(ruleset, path, access & handled[0])
     for path in {Path("/proc"), Path(__file__).parent, *map(Path, sys.path)}:  # libraries read their own files late
         if path.is_dir():
             _allow_beneath(ruleset, path, _READ)
@@ -120,20 +141,23 @@ def _restrict_files(state_directory: Path, proc: int) -> bool:
     return True
 
 
-def _allow_beneath(ruleset: int, path: Path, access: int) -> None:
-    directory = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+def _allow_beneath(ruleset: int, path: Path | int, access: int) -> None:
+    if isinstance(path, int):
+        syscalls.landlock_add_rule(ruleset, access, path)
+        return
+    descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
-        syscalls.landlock_add_rule(ruleset, access, directory)
+        syscalls.landlock_add_rule(ruleset, access, descriptor)
     finally:
-        os.close(directory)
+        os.close(descriptor)
 
 
-def _restrict_system_calls() -> bool:
-    """Allow no system call but those above, and no new program, process or executable memory; whether that went."""
+def _restrict_system_calls(names: str) -> bool:
+    """Allow no system call but these, and no new program, process or executable memory; whether that went."""
     if seccomp is None:
         return False
     rules = seccomp.SyscallFilter(seccomp.ERRNO(errno.EPERM))
-    for name in _SYSTEM_CALLS.split():
+    for name in names.split():
         with suppress(OSError, ValueError, RuntimeError):
             rules.add_rule(seccomp.ALLOW, name)
     thread = seccomp.Arg(0, seccomp.MASKED_EQ, _CLONE_THREAD, _CLONE_THREAD)

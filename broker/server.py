@@ -22,6 +22,7 @@ class Server:
     def __init__(self, front: Front) -> None:
         self._front = front
         self._tasks: set[asyncio.Task[None]] = set()
+        self._accepting: dict[socket.socket, asyncio.Task[None]] = {}
 
     async def run(self, listeners: Sequence[socket.socket], stop: asyncio.Event) -> None:
         """Serve the callers that come on `listeners` until `stop`; then finish what was begun, within its deadlines.
@@ -29,16 +30,28 @@ class Server:
         A caller with ``--sync-init`` may take minutes; it is let go, and what it began is rolled back.
         """
         for listener in listeners:
-            listener.setblocking(False)
-        working = [asyncio.create_task(self._accept(listener)) for listener in listeners]
-        working.append(asyncio.create_task(self._tell_refusals()))
+            self.listen(listener, call.Call)
+        telling = asyncio.create_task(self._tell_refusals())
         await stop.wait()
-        for task in working:
-            task.cancel()
-        await asyncio.gather(*working, return_exceptions=True)
+        telling.cancel()
+        await asyncio.wait([telling])
+        for listener in list(self._accepting):
+            await self.leave(listener)
         deadlines = self._front.configuration.deadlines
         await self._end_calls(2 * deadlines.operation + deadlines.commit)
         self._log_refusals()
+
+    def listen(self, listener: socket.socket, begin: call.Begin) -> None:
+        """Serve those who come on `listener`, too, each with a call that `begin` makes."""
+        listener.setblocking(False)
+        self._accepting[listener] = asyncio.get_running_loop().create_task(self._accept(listener, begin))
+
+    async def leave(self, listener: socket.socket) -> None:
+        """Let nobody in any more who comes on `listener`; it may be closed then."""
+        accepting = self._accepting.pop(listener, None)
+        if accepting:
+            accepting.cancel()
+            await asyncio.wait([accepting])
 
     async def _end_calls(self, seconds: int) -> None:
         """Wait so long for the calls under way; then hang up on those that remain."""
@@ -48,21 +61,21 @@ class Server:
                 task.cancel()
             await asyncio.gather(*remaining, return_exceptions=True)
 
-    async def _accept(self, listener: socket.socket) -> None:
+    async def _accept(self, listener: socket.socket, begin: call.Begin) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
                 for _ in range(_AT_ONCE):
                     connection, _ = await loop.sock_accept(listener)  # at once, if there is somebody
-                    self._let_in(connection)
+                    self._let_in(connection, begin)
             except OSError as error:  # no descriptors left, for example: callers wait, and it passes
                 self._front.log(log.ERROR, f"cannot accept a caller: {error}")
                 await asyncio.sleep(1)
             await asyncio.sleep(0)
 
-    def _let_in(self, connection: socket.socket) -> None:
+    def _let_in(self, connection: socket.socket, begin: call.Begin) -> None:
         try:
-            entered = call.let_in(self._front, Channel(connection))
+            entered = call.let_in(self._front, Channel(connection), begin)
         except Exception as error:
             self._front.log(log.ERROR, f"internal error: {error!r}")
             return

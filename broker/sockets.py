@@ -19,9 +19,8 @@ import xattr
 from systemd import daemon
 
 from broker.config import Loopback, Socket
+from broker.marks import MARK
 
-#: Set on directories that the broker made. Users can't set attributes of the trusted namespace (xattr(7)).
-MARK = b"trusted.fusermount3-broker"
 #: Where SELinux keeps the label of a file (xattr(7)).
 SELINUX = b"security.selinux"
 #: Callers that wait in the socket. Others wait in connect(2), in turn (see `fusermount3_proxy.client`). The fewer, the

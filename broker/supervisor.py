@@ -1,10 +1,10 @@
-"""``fusermount3-broker serve``: the process that starts the other two, and starts them again if they end.
+"""``fusermount3-broker serve`` and ``csi``: the process that starts the others, and starts them again if they end.
 
-It makes the sockets, starts the mounter and the front, and from then on does nothing but wait for signals: SIGHUP
-loads the configuration again; SIGTERM and SIGINT end the broker when what was begun is finished; SIGCHLD says that one
-of the two has ended. It reads nothing that anybody but the administrator wrote. What must outlive the others is kept
-open here: callers wait in the sockets while there is no front, and operations in the conversation with the mounter
-while there is none. Mounts outlive them all.
+It makes the sockets, starts the mounter and the front, with ``csi`` the plugin, too, and from then on does nothing but
+wait for signals: SIGHUP loads the configuration again; SIGTERM and SIGINT end the broker when what was begun is
+finished; SIGCHLD says that one of them has ended. It reads nothing that anybody but the administrator wrote. What must
+outlive the others is kept open here: callers wait in the sockets while there is no front, and operations in the
+conversation with the mounter while there is none. Mounts outlive them all.
 """
 
 import io
@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from systemd import daemon
 
@@ -30,14 +31,28 @@ _SIGNALS = {signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
 _PATIENCE = 30
 #: Seconds before a process that has ended is started again.
 _PAUSE = 0.05
+#: The most seconds before the plugin is, of which callers have no need; and as long as it must have served for the
+#: pauses to begin with the shortest again.
+_LONGEST_PAUSE = 5.0
 
 
 class StartError(Exception):
     """The broker can't start, or can't go on; the message says why."""
 
 
-def serve(path: Path | None, socket_paths: tuple[Path, ...]) -> None:
+class Csi(NamedTuple):
+    """What the CSI plugin is told on its command line, and where kubelet has its volumes."""
+
+    endpoint: str
+    node_id: str
+    driver_name: str
+    kubelet_directory: Path
+
+
+def serve(path: Path | None, socket_paths: tuple[Path, ...], csi: Csi | None = None) -> None:
     """Serve until a signal ends it. `path` is the configuration file, `socket_paths` replace the sockets in it.
+
+    With `csi`, volumes are served, too.
 
     Raises StartError, ConfigurationError.
     """
@@ -46,39 +61,67 @@ def serve(path: Path | None, socket_paths: tuple[Path, ...]) -> None:
     write_log = log.open_log()
     try:
         with ExitStack() as held:
-            mounter = Mounter()
+            mounter = Mounter(_open_directory(csi.kubelet_directory, held) if csi else None)
             held.callback(mounter.close)
+            plugin = Plugin(csi) if csi else None
+            if plugin:
+                held.callback(plugin.close)
             listening = _listen(configuration, socket_paths, held)
             control = held.enter_context(sockets.listening_for_administrators(configuration.control_socket))
             _prepare_state(configuration.state_directory)
-            begin = orders.Begin(bytes(configuration.state_directory), listening.metrics is not None)
+            begin = orders.Begin(bytes(configuration.state_directory), listening.metrics is not None, csi is not None)
             metrics = [listening.metrics] if listening.metrics else []
-            front = Front(begin, [*mounter.for_front, control, *metrics, *listening.callers])
+            volumes = [plugin.for_front] if plugin else []
+            front = Front(begin, [*mounter.for_front, control, *metrics, *volumes, *listening.callers])
             held.callback(front.close)
             front.configure(path)
-            front.start(mounter)
+            if plugin:
+                plugin.start()
+            front.start(mounter, plugin)
             daemon.notify("READY=1")
             if not listening.fusectl_is_kept:
                 sockets.keep_fusectl(mounter.fusectl)
-            _supervise(path, mounter, front, write_log)
+            _supervise(path, mounter, front, plugin, write_log)
             daemon.notify("STOPPING=1")
     except (sockets.SocketError, OSError) as error:
         raise StartError(str(error)) from None
 
 
-def _supervise(path: Path | None, mounter: "Mounter", front: "Front", write_log: log.Log) -> None:
+def _supervise(
+    path: Path | None, mounter: "Mounter", front: "Front", plugin: "Plugin | None", write_log: log.Log
+) -> None:
     """Return when a signal says that it is time to end. Raises StartError."""
-    while (number := signal.sigwait(_SIGNALS)) in (signal.SIGHUP, signal.SIGCHLD):
+    while (number := _next_signal(plugin)) in (None, signal.SIGHUP, signal.SIGCHLD):
         if number == signal.SIGHUP:
             _reload(path, front, write_log)
             continue
+        if plugin and plugin.is_due:
+            plugin.start()
+            front.tell(plugin.started)
+        if plugin and (status := plugin.ended()) is not None:
+            write_log(log.ERROR, f"the CSI plugin has ended with status {status}, another is started")
         if (status := mounter.ended()) is not None:
             write_log(log.ERROR, f"the mounter has ended with status {status}, another is started")
             mounter.restart()
             front.tell(orders.MounterStarted(mounter.pid, mounter.restarts))
         if (status := front.ended()) is not None:
             write_log(log.ERROR, f"the front has ended with status {status}, another is started")
-            front.restart(mounter)
+            front.restart(mounter, plugin)
+
+
+def _next_signal(plugin: "Plugin | None") -> int | None:
+    """Return the next signal; None when the plugin is due to be started again before one comes."""
+    if plugin is None or plugin.due is None:
+        return signal.sigwait(_SIGNALS)
+    received = signal.sigtimedwait(_SIGNALS, max(0.0, plugin.due - time.monotonic()))
+    return received.si_signo if received else None
+
+
+def _open_directory(path: Path, held: ExitStack) -> int:
+    """Return a descriptor of the directory, which is closed with `held`. Raises OSError."""
+    descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    held.callback(os.close, descriptor)
+    return descriptor
 
 
 def _reload(path: Path | None, front: "Front", write_log: log.Log) -> None:
@@ -133,11 +176,12 @@ def _give(file: Path, uid: int, gid: int) -> None:
 class Mounter:
     """The mounter's process. The sockets that lead to it are kept: a new one takes up what waits there."""
 
-    def __init__(self) -> None:
-        """Start it. Raises StartError."""
+    def __init__(self, kubelet: int | None = None) -> None:
+        """Start it; `kubelet` is a descriptor of kubelet's directory, if volumes are served. Raises StartError."""
         self._front_ends, self._own_ends = zip(*(_pair() for _ in ("operations", "orphans")), strict=True)
+        self._kubelet = [] if kubelet is None else [kubelet]
         self.restarts = 0
-        self._process, self._roots = _start_mounter(self._own_ends)
+        self._process, self._roots = _start_mounter(self._own_ends, self._kubelet)
         #: For the front: the two ways to the mounter, and the roots of fusectl and of /proc, as descriptors.
         self.for_front = [*(each.fileno() for each in self._front_ends), *self._roots]
 
@@ -157,7 +201,7 @@ class Mounter:
         """Raises StartError."""
         time.sleep(_PAUSE)
         self.restarts += 1
-        self._process, roots = _start_mounter(self._own_ends)
+        self._process, roots = _start_mounter(self._own_ends, self._kubelet)
         for descriptor in roots:  # those of the first one are as good
             os.close(descriptor)
 
@@ -170,12 +214,12 @@ class Mounter:
         _wait(self._process, _PATIENCE)
 
 
-def _start_mounter(ends: Sequence[socket.socket]) -> tuple[subprocess.Popen[bytes], list[int]]:
+def _start_mounter(ends: Sequence[socket.socket], kubelet: Sequence[int]) -> tuple[subprocess.Popen[bytes], list[int]]:
     """Start a mounter, and return it and the descriptors that it gives when it is ready. Raises StartError."""
     ours, theirs = _pair()
     with ours:
         with theirs:
-            process = _start("broker.mounter", *(each.fileno() for each in ends), theirs.fileno())
+            process = _start("broker.mounter", *(each.fileno() for each in ends), theirs.fileno(), *kubelet)
         ours.settimeout(_PATIENCE)
         with suppress(OSError):
             _, roots, _, _ = socket.recv_fds(ours, 16, 2)
@@ -195,7 +239,7 @@ class Front:
         self._configuration: tuple[orders.Configuration, bytes | None] = (orders.Configuration(b""), None)
         self._seconds = 0
 
-    def start(self, mounter: Mounter) -> None:
+    def start(self, mounter: Mounter, plugin: "Plugin | None" = None) -> None:
         """Start it, and return when it serves. Raises StartError."""
         self._conversation, theirs = _pair()
         with theirs:
@@ -204,19 +248,28 @@ class Front:
         self.tell(self._begin, *descriptors)
         self._tell_configuration()
         self.tell(orders.MounterStarted(mounter.pid, mounter.restarts))
+        if plugin:
+            self.tell(plugin.started)
         self._conversation.settimeout(_PATIENCE)
         try:
-            said = orders.load(self._conversation.recv(wire.MAX_MESSAGE))
+            said = orders.load(self._first_word())
         except (OSError, wire.ProtocolError):
             said = orders.Failed(b"the front did not begin")
         if isinstance(said, orders.Failed):
             raise StartError(said.text.decode("utf-8", "replace"))
 
-    def restart(self, mounter: Mounter) -> None:
+    def _first_word(self) -> bytes:
+        """Raises OSError."""
+        try:
+            return self._conversation.recv(wire.MAX_MESSAGE)
+        except ConnectionResetError:  # it has ended without reading all that it was told, but not without a word
+            return self._conversation.recv(wire.MAX_MESSAGE)
+
+    def restart(self, mounter: Mounter, plugin: "Plugin | None" = None) -> None:
         """Start another, with the configuration that is in force. Raises StartError."""
         time.sleep(_PAUSE)
         self._conversation.close()
-        self.start(mounter)
+        self.start(mounter, plugin)
 
     def tell(self, order: orders.Order, *descriptors: int) -> None:
         """Tell the front; one that has just died is started again, and told then."""
@@ -255,15 +308,68 @@ class Front:
             _wait(self._process, self._seconds + _PATIENCE)
 
 
+class Plugin:
+    """The CSI plugin's process. The way between it and the front is kept: what waits there waits for a new one, too."""
+
+    def __init__(self, csi: Csi) -> None:
+        self._csi = csi
+        self._front_end, self._own_end = _pair()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._starts = 0
+        self._started_at = 0.0
+        self._pause = 0.0
+        #: When it is to be started again, by the monotonic clock; None as long as it runs.
+        self.due: float | None = None
+
+    @property
+    def for_front(self) -> socket.socket:
+        return self._front_end
+
+    @property
+    def started(self) -> orders.PluginStarted:
+        assert self._process is not None
+        return orders.PluginStarted(self._process.pid, self._starts - 1)
+
+    @property
+    def is_due(self) -> bool:
+        return self.due is not None and self.due <= time.monotonic()
+
+    def start(self) -> None:
+        """Raises OSError."""
+        self.due = None
+        self._starts += 1
+        self._started_at = time.monotonic()
+        endpoint, node_id, driver_name, kubelet_directory = self._csi
+        arguments = [endpoint, node_id, driver_name, str(kubelet_directory)]
+        self._process = _start("broker.csi.plugin", self._own_end.fileno(), arguments=arguments)
+
+    def ended(self) -> int | None:
+        """Return the status with which it has ended, once, and have it be due; None if it has not."""
+        status = self._process.poll() if self._process and self.due is None else None
+        if status is not None:
+            now = time.monotonic()
+            is_new = now - self._started_at > _LONGEST_PAUSE
+            self._pause = _PAUSE if is_new or not self._pause else min(2 * self._pause, _LONGEST_PAUSE)
+            self.due = now + self._pause
+        return status
+
+    def close(self) -> None:
+        """Hang up, which ends it, and wait for that."""
+        self._front_end.close()
+        self._own_end.close()
+        if self._process:
+            _wait(self._process, _PATIENCE)
+
+
 def _pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-def _start(module: str, *descriptors: int) -> subprocess.Popen[bytes]:
-    """Start a Python process of the broker's, which takes these descriptors. Raises OSError."""
+def _start(module: str, *descriptors: int, arguments: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+    """Start a Python process of the broker's, which takes these descriptors and arguments. Raises OSError."""
     numbers = [str(each) for each in descriptors]
     return subprocess.Popen(
-        [sys.executable, "-I", "-m", module, *numbers],
+        [sys.executable, "-I", "-m", module, *numbers, *arguments],
         pass_fds=descriptors,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

@@ -25,6 +25,7 @@ _MOVE_MOUNT = 429
 _FSOPEN = 430
 _FSCONFIG = 431
 _FSMOUNT = 432
+_OPENAT2 = 437
 _FACCESSAT2 = 439
 _MOUNT_SETATTR = 442
 _LANDLOCK_CREATE_RULESET = 444
@@ -46,6 +47,7 @@ STATX_ATTR_MOUNT_ROOT = 0x2000
 AT_HANDLE_FID = 0x200
 AT_HANDLE_MNT_ID_UNIQUE = 0x001
 
+STATMOUNT_SB_BASIC = 0x01
 STATMOUNT_MNT_BASIC = 0x02
 STATMOUNT_MNT_POINT = 0x10
 STATMOUNT_FS_TYPE = 0x20
@@ -67,6 +69,11 @@ MOUNT_ATTR_NODIRATIME = 0x80
 MOUNT_ATTR_NOSYMFOLLOW = 0x00200000
 MOVE_MOUNT_F_EMPTY_PATH = 0x04
 MOVE_MOUNT_T_EMPTY_PATH = 0x40
+MOVE_MOUNT_BENEATH = 0x200
+
+RESOLVE_NO_MAGICLINKS = 0x02
+RESOLVE_NO_SYMLINKS = 0x04
+RESOLVE_BENEATH = 0x08
 
 OPEN_TREE_CLONE = 1
 OPEN_TREE_CLOEXEC = os.O_CLOEXEC
@@ -88,6 +95,7 @@ MNT_DETACH = 2
 UMOUNT_NOFOLLOW = 8
 
 SOL_SOCKET = 1
+SCM_MAX_FD = 253
 SO_PEERGROUPS = 59
 SO_NETNS_COOKIE = 71
 SO_PEERPIDFD = 77
@@ -111,6 +119,7 @@ LANDLOCK_ACCESS_FS_READ_FILE = 1 << 2
 LANDLOCK_ACCESS_FS_READ_DIR = 1 << 3
 LANDLOCK_ACCESS_FS_REMOVE_FILE = 1 << 5
 LANDLOCK_ACCESS_FS_MAKE_REG = 1 << 8
+LANDLOCK_ACCESS_FS_MAKE_SOCK = 1 << 9
 LANDLOCK_ACCESS_FS_TRUNCATE = 1 << 14
 
 NS_GET_USERNS = 0xB701
@@ -216,6 +225,11 @@ def move_mount(from_dirfd: int, from_path: bytes, to_dirfd: int, to_path: bytes,
     _check(_syscall(_MOVE_MOUNT, from_dirfd, from_path, to_dirfd, to_path, flags))
 
 
+def openat2(dirfd: int, pathname: bytes, flags: int, mode: int, resolve: int) -> int:
+    how = struct.pack("=QQQ", flags, mode, resolve)
+    return _check(_syscall(_OPENAT2, dirfd, pathname, how, ctypes.c_size_t(len(how))))
+
+
 def faccessat2(dirfd: int, pathname: bytes, mode: int, flags: int) -> None:
     _check(_syscall(_FACCESSAT2, dirfd, pathname, mode, flags))
 
@@ -250,7 +264,11 @@ def statx_mount(fd: int) -> tuple[int, int]:
     buffer = ctypes.create_string_buffer(256)
     _check(_libc.statx(fd, b"", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, 0, buffer))
     major, minor, mount_id = struct.unpack_from("=IIQ", buffer, 0x88)
-    return major << 20 | minor, mount_id
+    return _device_number(major, minor), mount_id
+
+
+def _device_number(major: int, minor: int) -> int:
+    return major << 20 | minor
 
 
 def is_mount_root(fd: int) -> bool:
@@ -278,9 +296,9 @@ def unique_mount_id(fd: int) -> int:
     return mount_id.value
 
 
-def mount_setattr(dirfd: int, pathname: bytes, flags: int, attr_set: int) -> None:
-    """Set attributes of a mount, all that is set in MOUNT_ATTR_* form; none are cleared."""
-    attributes = struct.pack("=QQQQ", attr_set, 0, 0, 0)
+def mount_setattr(dirfd: int, pathname: bytes, flags: int, attr_set: int, propagation: int = 0) -> None:
+    """Set attributes of a mount, all that is set in MOUNT_ATTR_* form; none are cleared. `propagation`: MS_PRIVATE."""
+    attributes = struct.pack("=QQQQ", attr_set, 0, propagation, 0)
     _check(_syscall(_MOUNT_SETATTR, dirfd, pathname, flags, attributes, len(attributes)))
 
 
@@ -291,6 +309,7 @@ _SIZE_OF_STATMOUNT = 512
 class MountStatus(NamedTuple):
     """What `statmount` was asked for; empty what was not asked, or is not there."""
 
+    device: int
     parent_id: int
     type: bytes
     options: bytes
@@ -314,7 +333,7 @@ def statmount(mount_id: int, mask: int) -> MountStatus:
             if error.errno != errno.EOVERFLOW:
                 raise
             size *= 4
-    (answered,) = struct.unpack_from("=Q", buffer, 8)
+    answered, major, minor = struct.unpack_from("=QII", buffer, 8)
     (parent,) = struct.unpack_from("=Q", buffer, 48)
 
     def string(wanted: int, offset: int) -> bytes:
@@ -324,6 +343,7 @@ def statmount(mount_id: int, mask: int) -> MountStatus:
         return buffer.raw[begin : buffer.raw.index(b"\0", begin)]
 
     return MountStatus(
+        _device_number(major, minor),
         parent,
         type=string(STATMOUNT_FS_TYPE, 36),
         options=string(STATMOUNT_MNT_OPTS, 4),

@@ -155,7 +155,7 @@ def _mounts(mounts: list[dict[str, Any]], most: int | None) -> RenderableType:
     table = _table("STATE", "MOUNTPOINT", "TYPE", "UID", "PID", "COMMAND", "CONTAINER", "SINCE")
     ordered = sorted(mounts, key=lambda mount: (_ORDER[mount["state"]], -mount["mounted_at"]))
     for mount in ordered[:most]:
-        names = mount["mountpoint"], mount["type"], mount["uid"], mount["pid"], mount["command"]
+        names = mount["mountpoint"] or mount["volume"], mount["type"], mount["uid"], mount["pid"], mount["command"]
         _add(table, mount["state"], *names, mount["container"][:24], moment(mount["mounted_at"]))
     more = len(mounts) - table.row_count
     return Group(table, Text(f"and {more} more")) if more else table

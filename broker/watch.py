@@ -8,6 +8,9 @@ is alive, and Linux tells in fdinfo which connection a descriptor serves. Only w
 a child of the mounter does (`connections`); all processes are looked through only if a connection is not served any
 more by whom it was. A mount without such a process is given to another child, which asks the filesystem itself, and
 unmounts it if it is dead. What the surveys say is kept in `states`.
+
+At the target of a volume, a dead mount stays, until the next program takes its place or kubelet the volume away; it is
+unmounted only where its program was.
 """
 
 import asyncio
@@ -49,6 +52,8 @@ class Watch:
         self._not_before: dict[Device, float] = {}
         self._tries: Counter[Device] = Counter()
         self._unanswered: Counter[Device] = Counter()
+        #: How many mounts of a filesystem were dead, and are gone.
+        self._reaped: Counter[Device] = Counter()
 
     async def run(self) -> None:
         while True:
@@ -88,13 +93,16 @@ class Watch:
         self._unserved = {device: self._unserved.get(device, now) for device in unserved}
         for device in due & unserved:
             aborted = self._front.states.is_aborted(mounts[device].connection)
-            if self._may_reap(device) and (aborted or now - self._unserved[device] >= MOMENT):
+            if self._may_reap(mounts[device]) and (aborted or now - self._unserved[device] >= MOMENT):
                 self._not_before[device] = now + min(AGAIN, 2.0 ** self._tries[device])
                 self._tries[device] += 1
                 await self._reap(mounts[device])
 
-    def _may_reap(self, device: Device) -> bool:
-        return self._front.configuration.dead_mounts_seconds > 0 and self._unanswered[device] < MOST_UNANSWERED
+    def _may_reap(self, mount: Mount) -> bool:
+        if self._front.configuration.dead_mounts_seconds == 0 or self._unanswered[mount.device] >= MOST_UNANSWERED:
+            return False
+        is_at_target_only = not mount.mountpoint or mount.namespace == self._front.mount_namespace
+        return not (mount.volume and (is_at_target_only or self._reaped[mount.device]))
 
     def _forget_all_but(self, mounts: dict[Device, Mount]) -> None:
         """Forget what was known of filesystems that are gone, also where another has their number now."""
@@ -102,7 +110,14 @@ class Watch:
         self._front.states.forget_all_but(set(known.values()))
         for device, connection in self._known.items():
             if known.get(device) != connection:
-                for table in (self._served, self._unserved, self._not_before, self._tries, self._unanswered):
+                for table in (
+                    self._served,
+                    self._unserved,
+                    self._not_before,
+                    self._tries,
+                    self._unanswered,
+                    self._reaped,
+                ):
                     table.pop(device, None)
         self._known = known
 
@@ -156,6 +171,7 @@ class Watch:
         except OperationEnded:  # killed by its alarm, or not even that: the filesystem hangs
             self._unanswered[mount.device] += 1
             return
+        self._reaped[mount.device] += reaped.mounts
         if reaped.mounts:
             self._front.registry.find(mount.device)
             self._front.requests["reap unmounted"] += 1

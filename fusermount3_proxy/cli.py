@@ -1,21 +1,25 @@
 """What one call of ``fusermount3`` does, told from the top: mount or unmount through the broker, and say how it went.
 
 The rules are those of fusermount3(1): silence on success, ``argv[0]`` as it came in front of every message, exit
-status 0 if and only if the descriptor was delivered or the filesystem unmounted, else 1.
+status 0 if and only if the descriptor was delivered or the filesystem unmounted, else 1. The executable is other
+programs, too, under their names: `programs`.
 """
 
 from errno import ENAMETOOLONG
-from posix import close, environ, getuid, strerror, write
+from posix import close, environ, getuid, strerror
 from sys import argv
 
 from fusermount3_proxy import FUSERMOUNT_VERSION, client, comm, commandline, mountpoint, wire
 from fusermount3_proxy.commandline import Invocation
-from fusermount3_proxy.failure import Failure, reason
+from fusermount3_proxy.failure import Failure, reason, say
 
 # Only for the type checker.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from _socket import socket as socket_type
+
+#: The names under which it is more than fusermount3.
+PROXY_NAME, STARTER_NAME = b"fusermount3-proxy", b"fuse-starter"
 
 USAGE = b"""\
 %b: [options] mountpoint
@@ -32,19 +36,29 @@ Options:
 def main() -> int:
     """Carry out the call in `sys.argv`; return the exit status."""
     program, *arguments = [argument.encode("utf-8", "surrogateescape") for argument in argv] or [b"fusermount"]
+    name = program.rpartition(b"/")[2]
+    if name in (PROXY_NAME, STARTER_NAME):
+        from fusermount3_proxy import programs  # not before: it is fusermount3 that has to be fast
+
+        if chosen := programs.choose(name, arguments):
+            return programs.run(program, *chosen)
     try:
         return _run(program, commandline.parse(arguments))
     except Failure as failure:
-        _print(2, b"%b: %b\n" % (program, failure.text))
+        say(2, b"%b: %b\n" % (program, failure.text))
         return 1
 
 
 def _run(program: bytes, call: Invocation) -> int:
     if call.version:
-        _print(1, b"fusermount3 version: %b\n" % FUSERMOUNT_VERSION.encode())
+        say(1, b"fusermount3 version: %b\n" % FUSERMOUNT_VERSION.encode())
         return 0
     if call.help:
-        _print(1, USAGE % program)
+        say(1, USAGE % program)
+        if program.rpartition(b"/")[2] == PROXY_NAME:
+            from fusermount3_proxy import programs
+
+            say(1, programs.USAGE)
         return 1
     if call.auto_unmount:
         return _watch(program, call)
@@ -58,7 +72,7 @@ def _mount(program: bytes, call: Invocation) -> int:
     socket = comm.find(call.comm_fd, environ)
     request = wire.MountRequest(place.path, call.options, call.sync_init)
     answer = client.ask(client.socket_path(environ), request, mountpoint.pin(place))
-    _print_reply(program, answer.reply)
+    client.print_reply(program, answer.reply)
     if answer.reply.errno:
         return 1
     if answer.descriptor < 0:
@@ -79,7 +93,7 @@ def _finish_sync_init(program: bytes, socket: "socket_type", answer: client.Answ
     close(answer.descriptor)  # a copy would keep the mount alive when the program ends
     comm.wait_until_ready(socket)
     reply = client.proceed(answer, lambda: comm.is_open(socket))
-    _print_reply(program, reply)
+    client.print_reply(program, reply)
     comm.send_status(socket, reply.errno)
     return not reply.errno
 
@@ -101,7 +115,7 @@ def _unmount(program: bytes, call: Invocation) -> int:
     request = wire.UnmountRequest(place.path, place.name, call.lazy)
     answer = client.ask(client.socket_path(environ), request, place.directory)
     if not call.quiet:
-        _print_reply(program, answer.reply)
+        client.print_reply(program, answer.reply)
     return 1 if answer.reply.errno else 0
 
 
@@ -116,19 +130,3 @@ def _find_no_mount(call: Invocation, place: mountpoint.Place) -> int:
     if getuid() == 0:
         raise Failure(b"failed to unmount %b: %b" % (place.path, strerror(ENAMETOOLONG).encode()))
     raise Failure(b"entry for %b not found in /etc/mtab" % place.path)
-
-
-def _print_reply(program: bytes, reply: wire.Reply) -> None:
-    """Print the warnings; and for a refusal its text, and the name under which it stands in the broker's log."""
-    for warning in reply.warnings:
-        _print(2, b"%b: %b\n" % (program, warning))
-    if reply.errno:
-        _print(2, b"%b: %b\n%b: broker request %b\n" % (program, reply.text, program, reply.id))
-
-
-def _print(stream: int, text: bytes) -> None:
-    """Write `text`; a stream that is closed or full is no reason for a mount to fail."""
-    try:
-        write(stream, text)
-    except OSError:
-        pass

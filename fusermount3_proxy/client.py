@@ -24,15 +24,16 @@ from errno import (
     EMSGSIZE,
     ENOENT,
     EPIPE,
+    EPROTOTYPE,
     ETIMEDOUT,
     ETOOMANYREFS,
 )
-from posix import O_CLOEXEC, O_RDONLY, close, open, read, strerror
+from posix import O_CLOEXEC, O_RDONLY, close, getppid, open, read, strerror
 from sys import byteorder, maxsize
 from time import monotonic, sleep
 
-from fusermount3_proxy import wire
-from fusermount3_proxy.failure import Failure, reason
+from fusermount3_proxy import comm, wire
+from fusermount3_proxy.failure import Failure, reason, say
 
 # Only for the type checker: `typing` is a library, and there are none where this runs.
 TYPE_CHECKING = False
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 VARIABLE = b"FUSERMOUNT3PROXY_FDPASSING_SOCKPATH"
 CONFIGURATION = b"/etc/fusermount3-proxy/socket"
 DEFAULT_PATH = b"/run/fusermount3-proxy/broker.sock"
+#: What the name of the socket ends in where a socket of another type, for clients of another protocol, has the name.
+BESIDE_ANOTHER = b".seqpacket"
 
 #: Seconds that a broker which is not there is waited for.
 PATIENCE = 10.0
@@ -59,17 +62,36 @@ _NOT_YET = (EAGAIN, ECONNABORTED, ECONNREFUSED, ECONNRESET, ENOENT, EPIPE, ETOOM
 
 
 def socket_path(environment: dict[bytes, bytes]) -> bytes:
-    """Return where the broker listens: what the environment says, else the file in /etc, else the default."""
-    return environment.get(VARIABLE) or _configured_path() or DEFAULT_PATH
+    """Return where the broker listens: what the environment says, else the file in /etc, else the default.
+
+    go-fuse leaves its helper nothing of the environment but the comm socket's number; then what the FUSE program was
+    started with counts.
+    """
+    named = environment.get(VARIABLE)
+    if environment.keys() == {comm.VARIABLE}:
+        named = _variable_of_parent()
+    return named or _contents(CONFIGURATION).partition(b"\n")[0].strip() or DEFAULT_PATH
 
 
-def _configured_path() -> bytes:
+def _variable_of_parent() -> bytes:
+    for variable in _contents(b"/proc/%d/environ" % getppid()).split(b"\0"):
+        name, _, value = variable.partition(b"=")
+        if name == VARIABLE:
+            return value
+    return b""
+
+
+def _contents(path: bytes) -> bytes:
+    """Return what is in the file, nothing if that can't be read."""
+    contents = b""
     try:
-        file = open(CONFIGURATION, O_RDONLY | O_CLOEXEC)
+        file = open(path, O_RDONLY | O_CLOEXEC)
     except OSError:
         return b""
     try:
-        return read(file, 4096).partition(b"\n")[0].strip()
+        while part := read(file, 65536):
+            contents += part
+        return contents
     except OSError:
         return b""
     finally:
@@ -94,9 +116,10 @@ class Answer:
 
 
 def ask(path: bytes, request: wire.Request, descriptor: int, patience: float = PATIENCE) -> Answer:
-    """Send `request` with `descriptor` to the broker at `path`, and return what it answers.
+    """Send `request` with `descriptor`, -1 if there is none, to the broker at `path`; return what it answers.
 
-    A broker that is not there is waited for `patience` seconds. Raises Failure.
+    Where a socket of another type has the name, the broker's is beside it. A broker that is not there is waited for
+    `patience` seconds. Raises Failure.
     """
     try:
         record = wire.encode_request(request)
@@ -112,13 +135,24 @@ def ask(path: bytes, request: wire.Request, descriptor: int, patience: float = P
         except wire.ProtocolError as error:
             raise Failure(b"broker at %b: %b" % (path, error.text.encode())) from None
         except OSError as error:
+            if error.errno == EPROTOTYPE and not path.endswith(BESIDE_ANOTHER):
+                path += BESIDE_ANOTHER
+                continue
             if error.errno not in _NOT_YET:
                 raise Failure(b"broker at %b: %b" % (path, reason(error))) from None
             if monotonic() + pause > give_up:
-                waited = b"waited %d seconds for it" % patience
+                waited = b"waited %g seconds for it" % patience
                 raise Failure(b"no broker at %b: %b, %b" % (path, reason(error), waited)) from None
         sleep(pause)
         pause = min(2 * pause, patience / 20)
+
+
+def print_reply(program: bytes, reply: wire.Reply) -> None:
+    """Print the warnings; and for a refusal its text, and the name under which it stands in the broker's log."""
+    for warning in reply.warnings:
+        say(2, b"%b: %b\n" % (program, warning))
+    if reply.errno:
+        say(2, b"%b: %b\n%b: broker request %b\n" % (program, reply.text, program, reply.id))
 
 
 def commit(answer: Answer) -> None:
@@ -166,7 +200,7 @@ def _exchange(path: bytes, record: bytes, descriptor: int) -> Answer:
     connection.setsockopt(SOL_SOCKET, SO_SNDTIMEO, _TURN)
     connection.connect(path)
     connection.settimeout(REPLY_TIMEOUT)
-    attached = [(SOL_SOCKET, SCM_RIGHTS, descriptor.to_bytes(4, byteorder))]
+    attached = [(SOL_SOCKET, SCM_RIGHTS, descriptor.to_bytes(4, byteorder))] if descriptor >= 0 else []
     try:
         connection.sendmsg([record], attached, MSG_NOSIGNAL)
     except BrokenPipeError:

@@ -127,6 +127,31 @@ class MountRequest:
         return cls(_required(fields, "mountpoint"), fields.get("options", b""), _boolean(fields, "sync-init"))
 
 
+class VolumeRequest:
+    """Mount a FUSE filesystem on the volume whose socket this is, and nowhere else: no descriptor, no mountpoint.
+
+    `options` is the argument of ``-o``, and may be missing. The rest is as with `MountRequest`: the reply brings the
+    descriptor, and the mount stays with `CommitRequest`.
+    """
+
+    OPERATION = "volume"
+    DESCRIPTORS = 0
+    __slots__ = ("options",)
+    #: As in a `MountRequest`.
+    mountpoint = b""
+    sync_init = False
+
+    def __init__(self, options: bytes = b"") -> None:
+        self.options = options
+
+    def fields(self) -> dict[str, bytes]:
+        return {"options": self.options}
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, bytes]) -> "VolumeRequest":
+        return cls(fields.get("options", b""))
+
+
 class UnmountRequest:
     """Unmount what is mounted on `name` in a directory; `DESCRIPTORS` is that directory, opened O_PATH.
 
@@ -202,9 +227,10 @@ class CommitRequest(_WordRequest):
     __slots__ = ()
 
 
-Request = MountRequest | UnmountRequest | ProceedRequest | CommitRequest
+Request = MountRequest | VolumeRequest | UnmountRequest | ProceedRequest | CommitRequest
 _REQUESTS: "dict[bytes, type[Request]]" = {
-    kind.OPERATION.encode(): kind for kind in (MountRequest, UnmountRequest, ProceedRequest, CommitRequest)
+    kind.OPERATION.encode(): kind
+    for kind in (MountRequest, VolumeRequest, UnmountRequest, ProceedRequest, CommitRequest)
 }
 
 

@@ -4,6 +4,12 @@
 
 The interpreter that runs this script is the one that is linked, for its bytecode has to match. The generated
 C is left beside the output. The same sources, interpreter and compiler give the same bytes in any directory.
+
+    packaging/static/foreign-libpython arm64 DIRECTORY
+    /usr/bin/python3 packaging/static/build.py --output build/static/arm64/fusermount3-proxy \\
+        --arch arm64 --root DIRECTORY
+
+builds for another architecture: bytecode is the same on all of them, so what is frozen is, too.
 """
 
 import argparse
@@ -35,6 +41,10 @@ C_TEMPLATE = """\
 #include <Python.h>
 #include <stdint.h>
 
+#if PY_VERSION_HEX >> 16 != {version}
+#error "the headers are not of the version of Python that compiled the frozen modules"
+#endif
+
 {arrays}
 struct _module_alias {{
     const char *name;
@@ -61,6 +71,27 @@ int _Py_Deepfreeze_Init(void) {{ return 0; }}
 void _Py_Deepfreeze_Fini(void) {{ }}
 uint32_t _Py_next_func_version = 1;
 """
+
+
+class Architecture(NamedTuple):
+    """What Debian calls its multiarch directories (and GNU its compilers), and e_machine of elf(5)."""
+
+    triplet: str
+    machine: int
+
+
+ARCHITECTURES = {"amd64": Architecture("x86_64-linux-gnu", 62), "arm64": Architecture("aarch64-linux-gnu", 183)}
+
+
+class Target(NamedTuple):
+    """What is built for, if it is not the machine that builds; `root` has its libpython and headers."""
+
+    architecture: Architecture
+    root: Path
+
+    def place(self, native: str) -> Path:
+        """Return where that has what is at `native` for this machine's architecture."""
+        return self.root / native.replace(config("MULTIARCH"), self.architecture.triplet).lstrip("/")
 
 
 class Module(NamedTuple):
@@ -113,6 +144,7 @@ def package_modules(package: Path) -> Iterator[Module]:
 def c_source(core: Iterable[Module], program: Iterable[Module]) -> str:
     core, program = list(core), list(program)
     return C_TEMPLATE.format(
+        version=hex(sys.hexversion >> 16),
         arrays="\n".join(module.array() for module in core + program),
         core="".join(module.entry() for module in core),
         program="".join(module.entry() for module in program),
@@ -123,9 +155,10 @@ def config(name: str) -> str:
     return str(sysconfig.get_config_var(name) or "")
 
 
-def static_libpython() -> Path:
+def static_libpython(target: Target | None = None) -> Path:
     """Debian ships it; many builds of Python leave it out."""
-    library = Path(config("LIBPL"), config("LIBRARY"))
+    directory = target.place(config("LIBPL")) if target else Path(config("LIBPL"))
+    library = directory / config("LIBRARY")
     if library.suffix != ".a" or not library.is_file():
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         sys.exit(
@@ -134,15 +167,26 @@ def static_libpython() -> Path:
     return library
 
 
-def link(frozen: Path, output: Path) -> None:
+def include_directories(target: Target | None) -> list[Path]:
+    """Debian's pyconfig.h includes that of the architecture, by a path that begins in /usr/include."""
+    if target is None:
+        return [Path(config("INCLUDEPY"))]
+    return [target.place(config("INCLUDEPY")), target.place("/usr/include")]
+
+
+def link(frozen: Path, output: Path, target: Target | None = None) -> None:
     sources = [HERE / "launcher.c", HERE / "absent.c", frozen]
+    compiler, flags = "cc", COMPILE_FLAGS
+    if target:
+        # Assertions in the headers name the headers.
+        compiler, flags = f"{target.architecture.triplet}-gcc", [*flags, f"-ffile-prefix-map={target.root}="]
     command = [
-        *(os.environ.get("CC") or "cc").split(),
-        *COMPILE_FLAGS,
+        *(os.environ.get("CC") or compiler).split(),
+        *flags,
         *LINK_FLAGS,
-        f"-I{config('INCLUDEPY')}",
+        *(f"-I{directory}" for directory in include_directories(target)),
         *map(str, sources),
-        str(static_libpython()),
+        str(static_libpython(target)),
         *config("SYSLIBS").split(),
         "-o",
         str(output),
@@ -158,9 +202,16 @@ def segment_types(executable: bytes) -> set[int]:
     return {struct.unpack_from("@I", executable, offset + index * size)[0] for index in range(count)}
 
 
-def verify(output: Path) -> None:
+def machine(executable: bytes) -> int:
+    """The architecture of an ELF file: e_machine in elf(5)."""
+    return int(struct.unpack_from("@H", executable, 18)[0])
+
+
+def verify(output: Path, target: Target | None = None) -> None:
     """It has to run in an image that has no loader, and to be small enough to be put into every image."""
     executable = output.read_bytes()
+    if target and machine(executable) != target.architecture.machine:
+        sys.exit(f"build.py: {output}: not an executable for {target.architecture.triplet}")
     if segment_types(executable) & {PT_DYNAMIC, PT_INTERP}:
         sys.exit(f"build.py: {output}: not a static executable: it has a PT_INTERP or PT_DYNAMIC segment")
     if len(executable) > SIZE_LIMIT:
@@ -176,18 +227,23 @@ def main() -> None:
         default=HERE.parents[1] / PACKAGE,
         help="the package's directory (%(default)s)",
     )
+    parser.add_argument("--arch", choices=ARCHITECTURES, help="build for this architecture, with --root")
+    parser.add_argument("--root", type=Path, help="a directory with libpython's development files for --arch")
     arguments = parser.parse_args()
+    if (arguments.arch is None) != (arguments.root is None):
+        parser.error("--arch and --root belong together")
     if not (arguments.package / "cli.py").is_file():
         sys.exit(f"build.py: {arguments.package}: no cli.py in there, so it is not the package")
 
+    target = Target(ARCHITECTURES[arguments.arch], arguments.root) if arguments.arch else None
     output: Path = arguments.output
     output.parent.mkdir(parents=True, exist_ok=True)
     frozen = output.parent / "frozen.c"
     frozen.write_text(c_source(core_modules(), package_modules(arguments.package)), encoding="ascii")
     # Built aside, so that a name that exists is always an executable that was verified.
     unverified = output.with_suffix(".unverified")
-    link(frozen, unverified)
-    verify(unverified)
+    link(frozen, unverified, target)
+    verify(unverified, target)
     unverified.replace(output)
 
 

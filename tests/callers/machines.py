@@ -156,7 +156,7 @@ class Place:
                 os.kill(pid, number)
 
 
-STAND_IN = ("--volume", "/dev/null:/dev/fuse")
+STAND_IN = ("--volume", "/dev/null:/dev/fuse:ro")
 """The remedy for callers that give up unless they can open /dev/fuse."""
 
 DEVICE = ("--device", "/dev/fuse")

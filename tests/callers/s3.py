@@ -38,7 +38,12 @@ def s3_for(container: Container) -> Iterator[str]:
         with (directory / "log").open("wb") as log:
             server = subprocess.Popen(
                 [*in_network_of(container), sys.executable, "-m", "moto.server", "--host=127.0.0.1", f"--port={PORT}"],
-                env={"PYTHONPATH": str(directory), "PATH": "/usr/bin:/bin"},
+                env={
+                    "PYTHONPATH": str(directory),
+                    "PATH": "/usr/bin:/bin",
+                    # Whatever the server is called, the first part of its name is no bucket.
+                    "S3_IGNORE_SUBDOMAIN_BUCKETNAME": "true",
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -54,7 +54,7 @@ user and as root. This section is written by the tests that run them (`tests/cal
   finds it (`dead_mounts_seconds`; off in these tests). libfuse sees uid 0, tries umount(2) itself, is refused, and
   asks no helper.
 - **/dev/fuse**: `needed`: the caller gives up, before it calls fusermount3, unless it can open /dev/fuse. Any file that
-  can be opened will do: `podman run -v /dev/null:/dev/fuse …`. Otherwise it works with no /dev/fuse at all.
+  can be opened will do: `podman run -v /dev/null:/dev/fuse:ro …`. Otherwise it works with no /dev/fuse at all.
 
 Not in the table, but tested: `clone_fd` of libfuse 3 (with the stand-in libfuse says that it goes on with one
 descriptor; with `--device /dev/fuse` it gets its own), and several mounts of one caller at the same time.

@@ -9,6 +9,7 @@ descriptors of the broker.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -24,6 +25,9 @@ from tests.lab.programs import whoamifs
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+#: Who is not root, where a test needs somebody.
+USER = 1000
 
 
 class Start(Protocol):
@@ -91,14 +95,22 @@ def settle(broker: Broker) -> None:
 def nothing_left(broker: Broker, seconds: float = 10) -> Iterator[None]:
     """Check that the broker holds the same after the block as before, that the host has no new FUSE mount, and that
     the broker has met nothing that its authors did not expect."""
-    before, mounts_before = Footprint.of(broker), fuse_mounts_of_host()
+    mounts_before = fuse_mounts_of_host()
+    with nothing_held(broker, seconds):
+        yield
+    assert fuse_mounts_of_host() == mounts_before
+
+
+@contextlib.contextmanager
+def nothing_held(broker: Broker, seconds: float = 10) -> Iterator[None]:
+    """Check that the broker holds the same after the block as before, and has met nothing unexpected."""
+    before = Footprint.of(broker)
     errors = len(broker.records("internal error"))
     yield
     give_up = time.monotonic() + seconds
     while (after := Footprint.of(broker)) != before and time.monotonic() < give_up:
         time.sleep(0.05)  # an operation that was given up ends a moment after its caller
     assert after == before, broker.log.read_text()
-    assert fuse_mounts_of_host() == mounts_before
     assert broker.records("internal error")[errors:] == []
 
 
@@ -157,6 +169,30 @@ def broker(session_broker: Broker) -> Iterator[Broker]:
     """A broker with the default configuration, that other tests use, too."""
     with nothing_left(session_broker):
         yield session_broker
+
+
+@pytest.fixture(scope="module")
+def impatient_broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
+    """A broker with the deadlines that the module wants, by `DEADLINES`."""
+    lines = [f"{name} = {seconds}" for name, seconds in request.module.DEADLINES.items()]
+    with Broker("\n".join(["[deadlines]", *lines])) as broker:
+        settle(broker)
+        yield broker
+
+
+@pytest.fixture
+def users(tmp_path: Path) -> Path:
+    """A directory of the user's, on the way to which every user may look."""
+    for path in (tmp_path, *tmp_path.parents[:2]):
+        path.chmod(0o755)
+    return make_mountpoint(tmp_path, "user")
+
+
+def make_mountpoint(directory: Path, name: str, uid: int = USER) -> Path:
+    path = directory / name
+    path.mkdir()
+    os.chown(path, uid, uid)
+    return path
 
 
 @pytest.fixture

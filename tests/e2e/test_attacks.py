@@ -26,7 +26,7 @@ from broker import mounts, syscalls
 from fusermount3_proxy import wire
 from fusermount3_proxy.wire import ProceedRequest
 from tests.e2e.caller import COMM_FD, call_in
-from tests.e2e.conftest import containers, is_alive, nothing_left, settle, wait_until
+from tests.e2e.conftest import USER, containers, is_alive, make_mountpoint, nothing_left, settle, wait_until
 from tests.e2e.hostile import (
     COMMIT,
     O_PATH,
@@ -54,18 +54,9 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.e2e
 
-USER = 1000
 DEADLINES = {"operation": 3, "commit": 3, "sync_init": 3}
 AT_ONCE = 2
 """Seconds in which a caller is served whom nobody holds up: less than any deadline."""
-
-
-@pytest.fixture(scope="module")
-def impatient_broker() -> Iterator[Broker]:
-    lines = [f"{name} = {seconds}" for name, seconds in DEADLINES.items()]
-    with Broker("\n".join(["[deadlines]", *lines])) as broker:
-        settle(broker)
-        yield broker
 
 
 @pytest.fixture
@@ -76,27 +67,9 @@ def broker(impatient_broker: Broker) -> Iterator[Broker]:
 
 
 @pytest.fixture
-def users(tmp_path: Path) -> Path:
-    """A directory of the user's, on the way to which every user may look."""
-    for path in (tmp_path, *tmp_path.parents[:2]):
-        path.chmod(0o755)
-    directory = tmp_path / "user"
-    directory.mkdir()
-    os.chown(directory, USER, USER)
-    return directory
-
-
-@pytest.fixture
 def place(users: Path) -> Path:
     """A mountpoint of the user's."""
-    return mountpoint(users, "mountpoint")
-
-
-def mountpoint(directory: Path, name: str, uid: int = USER) -> Path:
-    path = directory / name
-    path.mkdir()
-    os.chown(path, uid, uid)
-    return path
+    return make_mountpoint(users, "mountpoint")
 
 
 def become(uid: int) -> None:
@@ -286,7 +259,7 @@ def has_removed_loop_device(control: int, number: int) -> bool:
 def test_a_block_device_filesystem_with_the_same_minor_number_is_not_unmounted(broker: Broker, users: Path) -> None:
     def attempt(number: int) -> bool:
         """Whether there was no loop device yet with the number of a new mount of the user's, which stays meanwhile."""
-        own = mountpoint(users, f"own{number}")
+        own = make_mountpoint(users, f"own{number}")
         device = mount(broker, own, uid=USER)
         minor = next(int(each.device.partition(":")[2]) for each in mountinfo() if each.mountpoint == str(own))
         with loop_device(minor, users / "image", users / f"loop{minor}") as made:
@@ -405,7 +378,7 @@ def test_a_lazy_unmount_takes_what_was_looked_at_although_names_are_exchanged(
 ) -> None:
     """The names are exchanged in another mount namespace, where nothing is mounted on them."""
     broker = run_broker()
-    own, roots = mountpoint(users, "own"), mountpoint(users, "roots")
+    own, roots = make_mountpoint(users, "own"), make_mountpoint(users, "roots")
     libc = ctypes.CDLL(None, use_errno=True)
 
     def exchange() -> None:
@@ -521,7 +494,7 @@ def test_a_mountpoint_in_no_namespace_is_refused(sync_init: bool, broker: Broker
 
 
 def test_what_belongs_to_somebody_without_a_uid_here_is_not_the_overflow_users(broker: Broker, users: Path) -> None:
-    roots = mountpoint(users, "roots", 0)
+    roots = make_mountpoint(users, "roots", 0)
     roots.chmod(0o1777)
 
     def body() -> None:
@@ -538,7 +511,7 @@ def test_what_belongs_to_somebody_without_a_uid_here_is_not_the_overflow_users(b
 def test_mount_max_holds_for_requests_at_once(run_broker: RunBroker, users: Path) -> None:
     most = 3
     broker = run_broker(f"mount_max = {most}")
-    places = [mountpoint(users, str(number)) for number in range(30)]
+    places = [make_mountpoint(users, str(number)) for number in range(30)]
 
     def body() -> None:
         with contextlib.ExitStack() as stack:
@@ -787,7 +760,7 @@ def test_a_descriptor_that_was_made_another_of_a_live_connection_is_no_new_files
 ) -> None:
     """With --sync-init the caller has a descriptor that serves nothing yet. Else it could mount one filesystem as often
     as it likes, which counts once, and with the options of whoever made it."""
-    other = mountpoint(users, "other")
+    other = make_mountpoint(users, "other")
 
     def body() -> None:
         live = mount(broker, place, uid=USER)
@@ -868,7 +841,7 @@ def lingering_socket(_broker: Broker, _directory: Path) -> Iterator[int]:
 @contextlib.contextmanager
 def unflushed_file(broker: Broker, directory: Path) -> Iterator[int]:
     """A file whose close waits for a FUSE program that doesn't answer."""
-    place = mountpoint(directory, "hung", 0)
+    place = make_mountpoint(directory, "hung", 0)
     with FuseProgram(mount(broker, place), silent=(FLUSH,)) as program:
         yield os.open(place / "file", os.O_RDONLY)
         wait_until(lambda: {FLUSH, RELEASE} & {*program.asked})  # who takes the descriptor flushes it, too
@@ -941,7 +914,7 @@ def test_a_descriptor_whose_close_hangs_holds_nobody_up(
 ) -> None:
     def body() -> None:
         with hanging(broker, users) as descriptor, Client(broker, USER) as client:
-            send(client, broker, mountpoint(users, "another"), descriptor)
+            send(client, broker, make_mountpoint(users, "another"), descriptor)
             time.sleep(0.2)  # it is being closed by now
             with at_once():
                 check_service(broker, place)
@@ -1014,7 +987,7 @@ def test_who_waits_until_a_mount_is_not_busy_any_more_has_no_lock(place: Path, m
 
 
 def test_a_hung_lookup_of_one_user_does_not_hold_up_another(broker: Broker, users: Path, place: Path) -> None:
-    hung = mountpoint(users, "hung", 0)
+    hung = make_mountpoint(users, "hung", 0)
 
     def body() -> None:
         with FuseProgram(mount(broker, hung)) as program:

@@ -13,7 +13,7 @@ import pytest
 
 from fusermount3_proxy import wire
 from tests.e2e.caller import call_in
-from tests.e2e.conftest import containers, nothing_left, settle
+from tests.e2e.conftest import containers, nothing_left
 from tests.e2e.hostile import (
     COMMIT,
     O_PATH,
@@ -39,14 +39,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.e2e
 
 DEADLINES = {"request": 1, "operation": 2, "commit": 2}
-
-
-@pytest.fixture(scope="module")
-def impatient_broker() -> Iterator[Broker]:
-    lines = [f"{name} = {seconds}" for name, seconds in DEADLINES.items()]
-    with Broker("\n".join(["[deadlines]", *lines])) as broker:
-        settle(broker)
-        yield broker
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.conftest import wait_until
+from tests.e2e.conftest import USER, make_mountpoint, wait_until
 from tests.e2e.hostile import (
     COMMIT,
     O_PATH,
@@ -35,18 +35,11 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
-USER = 1000
-
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """A mountpoint of the user's, on the way to which every user may look."""
-    for path in (tmp_path, *tmp_path.parents[:2]):
-        path.chmod(0o755)
-    path = tmp_path / "mountpoint"
-    path.mkdir()
-    os.chown(path, USER, USER)
-    return path
+def place(users: Path) -> Path:
+    """A mountpoint of the user's."""
+    return make_mountpoint(users, "mountpoint")
 
 
 def run(broker: Broker, *arguments: str | Path, trace: Path, kill: tuple[str, int] | None = None) -> list[int]:

@@ -44,6 +44,7 @@ def test_a_caller_who_commits_keeps_its_mount(run_broker: RunBroker, tmp_path: P
         with Client(broker) as client:
             begin_mount(client, tmp_path)
             take(client)
+            wait_until(broker.mounts)  # the front is told after the caller
             broker.front.kill()
             client.send(COMMIT)
             assert client.reply() is None

@@ -5,9 +5,7 @@ The mounter does nothing for anybody but a caller, in the caller's namespaces, w
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import socket
 import stat
 from errno import EACCES, EINVAL, EPERM
@@ -17,61 +15,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from broker import filesystem, plan, syscalls
-from broker.supervisor import Mounter
-from tests.e2e.hostile import O_PATH, fuse_mounts, in_private_namespace, mount_request
+from tests.e2e.hostile import O_PATH, fuse_mounts, in_private_namespace
+from tests.e2e.owned_front import PATIENCE, a_plan, caller, facts_of, playing_the_front
 from tests.lab.commands import run
 from tests.lab.podman import Mount, mountinfo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 pytestmark = pytest.mark.e2e
 
 USER = 1000
-PATIENCE = 20
-
-
-class Conversation:
-    """What the front says to one child of the mounter, and hears."""
-
-    def __init__(self, end: socket.socket) -> None:
-        self._socket = end
-        self._socket.settimeout(PATIENCE)
-
-    def say(self, record: plan.Record) -> None:
-        self._socket.send(plan.dump(record))
-
-    def hear(self) -> plan.Record | None:
-        """Return what the child says next; None when it has ended without a word."""
-        with contextlib.suppress(ConnectionResetError):
-            data = self._socket.recv(1 << 16)
-            return plan.load(data) if data else None
-        return None
-
-    def close(self) -> None:
-        self._socket.close()
-
-
-class OwnedFront:
-    """A mounter, and the way to it that a front has."""
-
-    def __init__(self, held: contextlib.ExitStack) -> None:
-        self._held = held
-        self._mounter = Mounter()
-        held.callback(self._mounter.close)
-        self.control = held.enter_context(socket.socket(fileno=os.dup(self._mounter.for_front[0])))
-
-    def begin(self, start: plan.Record, *descriptors: int) -> Conversation:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            socket.send_fds(self.control, [plan.dump(start)], [theirs.fileno(), *descriptors])
-        conversation = Conversation(ours)
-        self._held.callback(conversation.close)
-        return conversation
-
-    def check(self) -> None:
-        """Check that the mounter still serves."""
-        assert self.begin(plan.StartCheck(PATIENCE)).hear() == plan.Checked()
 
 
 @pytest.fixture
@@ -85,70 +39,7 @@ def place(tmp_path: Path) -> Path:
     return directory
 
 
-@contextlib.contextmanager
-def playing_the_front() -> Iterator[OwnedFront]:
-    with contextlib.ExitStack() as held:
-        yield OwnedFront(held)
-
-
-@contextlib.contextmanager
-def caller(pinned: Path, uid: int, *, namespace: bool = False) -> Iterator[tuple[int, int]]:
-    """Have a process of the user's that has connected and sent what it pins; gives the connection and its pidfd.
-
-    With `namespace` it has a mount namespace of its own.
-    """
-    address = f"\0fusermount3-broker-test-{os.getpid()}"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(address)
-        listener.listen()
-        if (child := os.fork()) == 0:
-            with contextlib.suppress(BaseException):
-                _call(address, pinned, uid, namespace)
-            os._exit(1)
-        try:
-            listener.settimeout(PATIENCE)
-            connection, _ = listener.accept()
-            pidfd = os.pidfd_open(child)
-            with connection:
-                connection.settimeout(PATIENCE)
-                connection.recv(1, socket.MSG_PEEK)  # it has sent
-                yield connection.fileno(), pidfd
-            os.close(pidfd)
-        finally:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-
-
-def _call(address: str, pinned: Path, uid: int, namespace: bool) -> None:
-    if namespace:
-        syscalls.unshare(syscalls.CLONE_NEWNS)
-        syscalls.mount(None, b"/", None, syscalls.MS_REC | syscalls.MS_PRIVATE, None)
-    descriptor = os.open(pinned, O_PATH)
-    os.setgroups([])
-    os.setresgid(uid, uid, uid)
-    os.setresuid(uid, uid, uid)
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.connect(address)
-    socket.send_fds(connection, [mount_request(pinned)], [descriptor])
-    signal.pause()
-
-
 START = plan.StartMount(seconds=PATIENCE, commit_seconds=PATIENCE)
-
-
-def a_plan(facts: plan.MountFacts, **wanted: object) -> plan.MountPlan:
-    """Return the plan of a front that allows everything, on these facts."""
-    fields = facts._asdict()
-    del fields["mount_namespace"]
-    nothing = {name: kind() for name, kind in plan.MountPlan.__annotations__.items() if kind in (bool, bytes)}
-    return plan.MountPlan(**{**nothing, "source": b"owned", **fields, **wanted})
-
-
-def facts_of(conversation: Conversation) -> plan.MountFacts:
-    conversation.say(plan.Ask())
-    facts = conversation.hear()
-    assert isinstance(facts, plan.MountFacts), facts
-    return facts
 
 
 REFUSED = plan.Failed(EPERM, b"check the plan")

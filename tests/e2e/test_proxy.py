@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fusermount3_proxy import FUSERMOUNT_VERSION
+from tests.callers import build
+from tests.callers.conftest import not_run
 from tests.e2e.caller import call, call_in
 from tests.e2e.conftest import containers, wait_until
 from tests.e2e.hostile import fuse_mounts, in_private_namespace
@@ -229,6 +231,21 @@ PROBE = ["whoamifs", "--probe", "/home/user/mnt"]
 def test_the_socket_is_found_where_the_environment_says(broker: Broker) -> None:
     with container_elsewhere(broker) as container:
         assert "ok=yes" in container.exec(PROBE, env={VARIABLE: "/srv/broker/broker.sock"}).stdout
+
+
+def test_the_socket_is_found_by_a_helper_that_has_no_environment(broker: Broker) -> None:
+    """go-fuse hands on none: it is the variable that its program has."""
+    try:
+        programs = build.go_programs()
+    except build.NotReachable as error:
+        not_run(str(error))
+    with container_elsewhere(broker, Volume(programs, "/callers")) as container:
+        mountpoint = "/home/user/mnt"
+        program = container.start(["/callers/gofuse", mountpoint], env={VARIABLE: "/srv/broker/broker.sock"})
+        wait_until(lambda: container.fuse_mounts(mountpoint) or program.poll() is not None)
+        assert container.exec(["cat", f"{mountpoint}/hello"]).stdout == "hello\n"
+        container.exec(["fusermount3", "-u", mountpoint], env={VARIABLE: "/srv/broker/broker.sock"})
+        program.wait(timeout=20)
 
 
 def test_the_socket_is_found_where_the_file_says(broker: Broker, tmp_path: Path) -> None:

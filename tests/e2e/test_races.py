@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from broker import syscalls
+from tests.e2e.conftest import USER, make_mountpoint
 from tests.e2e.hostile import (
     COMMIT,
     O_PATH,
@@ -41,29 +42,14 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 REQUESTS = int(os.environ.get("RACES", "300"))
-USER = 1000
 RENAME_EXCHANGE = 2
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @pytest.fixture
-def users(tmp_path: Path) -> Path:
-    """A directory of the user's, on the way to which every user may look."""
-    for path in (tmp_path, *tmp_path.parents[:2]):
-        path.chmod(0o755)
-    directory = tmp_path / "user"
-    directory.mkdir()
-    os.chown(directory, USER, USER)
-    return directory
-
-
-@pytest.fixture
 def own(users: Path) -> Path:
     """A mountpoint of the user's."""
-    path = users / "own"
-    path.mkdir()
-    os.chown(path, USER, USER)
-    return path
+    return make_mountpoint(users, "own")
 
 
 class Racer:

@@ -6,10 +6,16 @@ descriptors say, and the broker's list.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sqlite3
 from typing import TYPE_CHECKING
 
 import pytest
 
+from broker import syscalls
+from tests.e2e import hostile
+from tests.lab.broker import Broker
 from tests.lab.callers import Seen, moments, start_callers
 from tests.lab.faults import FRONT, MOUNTER, Part, kill
 
@@ -42,3 +48,35 @@ def test_callers_notice_nothing_of_a_kill(
     assert len(seen.mounts) > CALLERS, "there was no load"
     assert seen.problems() == []
     assert broker.mounts() == []
+
+
+def test_mounts_are_known_to_a_broker_that_finds_another_fusectl(tmp_path: Path) -> None:
+    """As where fusectl is mounted nowhere, and so begins anew with the broker: the inodes in its table say nothing.
+
+    A mount that is gone, and whose number is another's by now, is not taken for that.
+    """
+    gone, kept = tmp_path / "gone", tmp_path / "kept"
+    gone.mkdir()
+    kept.mkdir()
+
+    def body() -> None:
+        with Broker() as broker, Broker() as other:
+            devices = [hostile.mount(broker, place) for place in (gone, kept)]
+            broker.stop()
+            os.close(devices.pop(0))
+            syscalls.umount2(bytes(gone), 0)
+            devices.append(hostile.mount(other, gone))
+            (number,) = [mount["device"] for mount in other.mounts()]
+            with contextlib.closing(sqlite3.connect(broker.directory / "state/mounts.sqlite")) as table, table:
+                table.execute("UPDATE mounts SET connection = connection + 1000000")
+                table.execute("UPDATE mounts SET device = ? WHERE mountpoint = ?", [number, bytes(gone)])
+            broker.start()
+            assert [mount["mountpoint"] for mount in broker.mounts()] == [str(kept)]
+            (said,) = broker.records("fusectl is another")
+            assert (said["recognized"], said["gone"]) == (1, 1)
+            for device in devices:
+                os.close(device)
+            hostile.unmount(broker, kept)
+            hostile.unmount(other, gone)
+
+    hostile.in_private_namespace(body)

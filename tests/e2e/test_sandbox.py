@@ -1,4 +1,4 @@
-"""What the broker's processes have given up: the front cannot do what it need not, the mounter has what it needs."""
+"""What the broker's processes have given up: front and plugin cannot do what they need not, the mounter can."""
 
 from __future__ import annotations
 
@@ -253,6 +253,56 @@ def test_the_front_is_its_own_user_where_there_is_one(
             path.chmod(0o755)
         os.chown(tmp_path, NOBODYS, NOBODYS)
     confined(tmp_path, body)
+
+
+# The CSI plugin ------------------------------------------------------------------------------------------------
+
+
+def confined_as_plugin(directory: Path, body: Callable[[], object]) -> None:
+    """Run `body` in a process that has entered the plugin's sandbox; `directory` is where it makes its socket."""
+
+    def enter() -> None:
+        os.chdir(directory)
+        assert sandbox.enter_as_plugin(directory) == ""
+        body()
+
+    in_process(enter)
+
+
+def bind(path: str) -> None:
+    socket.socket(socket.AF_UNIX).bind(path)
+
+
+#: As for the front, but that it may make a socket: in one directory, where it may make nothing else.
+FORBIDDEN_TO_THE_PLUGIN = {
+    **{name: attempt for name, attempt in FORBIDDEN.items() if name != "bind a socket"},
+    "make a socket elsewhere": (lambda: bind("/tmp/no.sock"), EACCES),
+    "make a file beside its socket": (lambda: Path("file").write_bytes(b""), EACCES),
+    "read a file beside its socket": (lambda: Path("secret").read_bytes(), EACCES),
+}
+
+
+@pytest.mark.parametrize("attempt, errno", FORBIDDEN_TO_THE_PLUGIN.values(), ids=FORBIDDEN_TO_THE_PLUGIN.keys())
+def test_the_plugin_cannot(attempt: Callable[[], object], errno: int, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("")
+
+    def body() -> None:
+        try:
+            attempt()
+        except OSError as error:
+            assert error.errno == errno, error
+        else:
+            raise AssertionError("it can")
+
+    confined_as_plugin(tmp_path, body)
+
+
+def test_the_plugin_makes_and_removes_its_socket(tmp_path: Path) -> None:
+    def body() -> None:
+        bind("csi.sock")
+        Path("csi.sock").unlink()
+
+    confined_as_plugin(tmp_path, body)
 
 
 # The mounter ---------------------------------------------------------------------------------------------------

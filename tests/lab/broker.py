@@ -29,10 +29,19 @@ class Broker:
         Container(image, options=Options(volumes=broker.volumes()))
     """
 
-    def __init__(self, configuration: str = "", command: tuple[str | Path, ...] = (PROGRAM,)) -> None:
-        """`configuration` is TOML, added to what makes it live in its directory; `command` starts it."""
+    def __init__(
+        self,
+        configuration: str = "",
+        command: tuple[str | Path, ...] = (PROGRAM,),
+        service: tuple[str | Path, ...] = ("serve",),
+    ) -> None:
+        """`configuration` is TOML, added to what makes it live in its directory; `command` starts it.
+
+        `service` is what it is to be, with the options for that.
+        """
         self._configuration = configuration
         self._command = command
+        self._service = service
         self._directory = tempfile.TemporaryDirectory(prefix="fusermount3-broker-")
         self.directory = Path(self._directory.name)
         self.socket = self.directory / "sockets" / "broker.sock"
@@ -74,7 +83,10 @@ class Broker:
         served = self.records("serving")
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*self._command, "serve", "--config", self.config], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                [*self._command, *self._service, "--config", self.config],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
             )
         self.wait_for("serving", len(served) + 1)
 

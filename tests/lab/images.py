@@ -41,9 +41,11 @@ class DebianRecipe:
     name: str
     packages: Sequence[str]
     suite: str = "bookworm"
+    hooks: Sequence[str] = ()
+    """More options of mmdebstrap, for what is to be done in the end."""
 
     def key(self) -> str:
-        return recipe_hash(self.name, self.suite, *self.packages, *MMDEBSTRAP)
+        return recipe_hash(self.name, self.suite, *self.packages, *MMDEBSTRAP, *self.hooks)
 
 
 MMDEBSTRAP = (
@@ -73,6 +75,21 @@ DEBIAN = DebianRecipe(
     ),
 )
 """FUSE programs of each kind."""
+
+_FUSE_PACKAGES = (
+    '--customize-hook=mkdir "$1/packages" && cd "$1/packages" && '
+    "APT_CONFIG=$MMDEBSTRAP_APT_CONFIG apt-get download fuse3 fuse",
+)
+WITHOUT_FUSE = DebianRecipe("without-fuse", ("libfuse3-3", "libfuse2", "adduser", "mount"), hooks=_FUSE_PACKAGES)
+"""What the packages fuse3 and fuse depend on, and in /packages themselves, to be installed later."""
+
+WITHOUT_FUSE_TRIXIE = DebianRecipe(
+    "without-fuse-trixie", ("libfuse3-4", "libfuse2t64", "adduser", "mount"), suite="trixie", hooks=_FUSE_PACKAGES
+)
+"""The same of the next release, which has the helper in /usr/bin and no longer in /bin."""
+
+INSTALL_FUSE = "apt-get install --quiet --yes /packages/fuse3_*.deb"
+"""The command for a shell that does so, without a network."""
 
 SYSTEMD = DebianRecipe(
     "systemd",
@@ -205,7 +222,7 @@ def prune_scratch() -> None:
 def build_rootfs(recipe: DebianRecipe, tarball: Path) -> None:
     """Makes the tarball of a root filesystem. RuntimeError with mmdebstrap's last words if that fails."""
     include = f"--include={','.join(recipe.packages)}"
-    argv: list[Argument] = [*MMDEBSTRAP, include, recipe.suite, tarball, "-"]
+    argv: list[Argument] = [*MMDEBSTRAP, *recipe.hooks, include, recipe.suite, tarball, "-"]
     sources = "".join(f"{line}\n" for line in debian_sources(recipe.suite))
     result = subprocess.run(argv, input=sources, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     if result.returncode != 0:

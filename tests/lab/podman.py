@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 PREFIX = "fusermount3-proxy-lab-"
 """Begins the name of each container, so that one left behind by a killed run is known for what it is."""
 
+PODMAN: tuple[Argument, ...] = ("podman",)
 RUNTIME = ("--runtime", "runc")
 
 LIMITS = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1000:1000")
@@ -147,7 +148,15 @@ class Container:
 
     DEFAULT_COMMAND = ("sleep", "infinity")
 
-    def __init__(self, image: str, command: Sequence[str] = DEFAULT_COMMAND, options: Options | None = None) -> None:
+    def __init__(
+        self,
+        image: str,
+        command: Sequence[str] = DEFAULT_COMMAND,
+        options: Options | None = None,
+        podman: Sequence[Argument] = PODMAN,
+    ) -> None:
+        """`podman` is how podman is called for all that concerns this container."""
+        self._podman = podman
         self.image = image
         self.command = command
         self.options = options or Options()
@@ -162,7 +171,7 @@ class Container:
             try:
                 run(
                     [
-                        "podman",
+                        *self._podman,
                         "run",
                         "--detach",
                         *identity,
@@ -182,7 +191,7 @@ class Container:
 
     def remove(self) -> None:
         """Kills and deletes the container; it may be gone already."""
-        remove(self.name)
+        remove(self.name, podman=self._podman)
         for process in self._background:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
@@ -255,18 +264,18 @@ class Container:
         options += [] if workdir is None else ["--workdir", workdir]
         for name, value in (env or {}).items():
             options += ["--env", f"{name}={value}"]
-        return ["podman", *RUNTIME, "exec", "--interactive", *options, self.name, *argv]
+        return [*self._podman, *RUNTIME, "exec", "--interactive", *options, self.name, *argv]
 
     def logs(self) -> str:
         """What the container's first process wrote to stdout and stderr."""
-        result = run(["podman", "logs", self.name], check=False)
+        result = run([*self._podman, "logs", self.name], check=False)
         return result.stdout + result.stderr
 
 
-def remove(name: str, attempts: int = 10) -> None:
+def remove(name: str, attempts: int = 10, podman: Sequence[Argument] = PODMAN) -> None:
     """Kills and deletes this container; it may be gone already. CommandFailed if it does not go."""
     # --volumes also deletes anonymous volumes; --ignore makes a container that never was no error.
-    argv = ["podman", "rm", "--force", "--ignore", "--volumes", "--time", "0", name]
+    argv = [*podman, "rm", "--force", "--ignore", "--volumes", "--time", "0", name]
     for _ in range(attempts - 1):
         if run(argv, check=False).returncode == 0:
             return

@@ -1,7 +1,7 @@
 """FUSE programs of our own, compiled from tests/programs into the cache.
 
-The sources are whoamifs.c, and stopfs.c for what hangs. There is a variant for each libfuse and way of linking.
-Compiler, flags and libraries are part of a variant's recipe: after an upgrade of libfuse it is compiled anew.
+The sources are whoamifs.c, hello_ll.c, and stopfs.c for what hangs. There is a variant for each libfuse and way of
+linking. Compiler, flags and libraries are part of a variant's recipe: after an upgrade of libfuse it is compiled anew.
 """
 
 from __future__ import annotations
@@ -39,9 +39,26 @@ def whoamifs(variant: Variant = Variant.FUSE3_STATIC, cache: Cache | None = None
     return _executable("whoamifs", variant, cache)
 
 
+def hello_ll(cache: Cache | None = None) -> Path:
+    """A static executable with one file, hello; see tests/programs/hello_ll.c."""
+    return _executable("hello_ll", Variant.FUSE3_STATIC, cache)
+
+
 def stopfs(cache: Cache | None = None) -> Path:
     """A static executable that stops answering; see tests/programs/stopfs.c."""
     return _executable("stopfs", Variant.FUSE3_STATIC, cache)
+
+
+def oldclient(cache: Cache | None = None) -> Path:
+    """A static executable that stands in for meta-fuse-csi-plugin's clients; see tests/programs/oldclient.c."""
+    source = SOURCES / "oldclient.c"
+    argv = ["gcc", *WARNINGS, "-static", str(source)]
+
+    def build(directory: Path) -> None:
+        run([*argv, "-o", directory / "oldclient"])
+
+    recipe = recipe_hash(source.read_bytes(), *argv, run(["gcc", "-dumpfullversion"]).stdout)
+    return (cache or Cache()).entry("oldclient", recipe, build) / "oldclient"
 
 
 def _executable(program: str, variant: Variant, cache: Cache | None) -> Path:

@@ -49,17 +49,17 @@ PasswordAuthentication no
 KbdInteractiveAuthentication no
 AllowTcpForwarding no
 Subsystem sftp internal-sftp
-ForceCommand internal-sftp
+ForceCommand internal-sftp -d {directory}/export
 """
 
-CLIENT_CONFIG = f"""\
-Host lab
+CLIENT_CONFIG = """\
+Host {host}
     HostName 127.0.0.1
-    Port {PORT}
-    User {SERVER_USER}
-    IdentityFile {CLIENT_DIRECTORY}/key
+    Port {port}
+    User {user}
+    IdentityFile {directory}/key
     IdentitiesOnly yes
-    UserKnownHostsFile {CLIENT_DIRECTORY}/known_hosts
+    UserKnownHostsFile {directory}/known_hosts
     StrictHostKeyChecking yes
     BatchMode yes
     LogLevel ERROR
@@ -93,29 +93,37 @@ class Sshd:
         """Gives this user of the container the key and configuration to connect with. The image needs sh,
         and a passwd entry for the user: ssh refuses to run without."""
         script = f'umask 077 && mkdir -p {CLIENT_DIRECTORY} && cat > {CLIENT_DIRECTORY}/"$1"'
-        contents = {
-            "key": (self.directory / "user_key").read_text(),
-            "known_hosts": f"[127.0.0.1]:{PORT} {(self.directory / 'host_key.pub').read_text()}",
-            "config": CLIENT_CONFIG,
-        }
-        for name, content in contents.items():
+        for name, content in client_files(self.directory, "lab", CLIENT_DIRECTORY).items():
             container.exec(["sh", "-c", script, "sh", name], user=user, input=content)
 
 
 @contextlib.contextmanager
 def sshd_for(container: Container) -> Iterator[Sshd]:
     """An sshd that processes in this container reach at 127.0.0.1; it ends with the block."""
+    with prepared() as directory, serving(directory, container) as sshd:
+        yield sshd
+
+
+@contextlib.contextmanager
+def prepared() -> Iterator[Path]:
+    """The directory of an sshd that is not started yet; it is removed after the block."""
     directory = Path(tempfile.mkdtemp(prefix="fusermount3-proxy-lab-sshd-"))
     try:
         prepare(directory)
-        process = start(directory, container.pid)
-        try:
-            wait_until_listening(process, directory / "log")
-            yield Sshd(process, directory)
-        finally:
-            stop(process)
+        yield directory
     finally:
         shutil.rmtree(directory)
+
+
+@contextlib.contextmanager
+def serving(directory: Path, container: Container) -> Iterator[Sshd]:
+    """The sshd of a `prepared` directory, in the network of this container; it ends with the block."""
+    process = start(directory, container.pid)
+    try:
+        wait_until_listening(process, directory / "log")
+        yield Sshd(process, directory)
+    finally:
+        stop(process)
 
 
 def prepare(directory: Path) -> None:
@@ -128,6 +136,16 @@ def prepare(directory: Path) -> None:
     (directory / "log").touch()
     for path in (directory, *directory.iterdir()):
         shutil.chown(path, SERVER_USER)
+
+
+def client_files(directory: Path, host: str, at: str) -> dict[str, str]:
+    """What a client needs of an sshd with this directory: files by name, to be put into the directory `at`. The server
+    is `host` then, for `ssh -F config`."""
+    return {
+        "key": (directory / "user_key").read_text(),
+        "known_hosts": f"[127.0.0.1]:{PORT} {(directory / 'host_key.pub').read_text()}",
+        "config": CLIENT_CONFIG.format(host=host, port=PORT, user=SERVER_USER, directory=at),
+    }
 
 
 def start(directory: Path, netns_of: int) -> subprocess.Popen[bytes]:

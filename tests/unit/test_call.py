@@ -178,7 +178,7 @@ class Scene:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with Channel(theirs) as self.caller:
             self.mounter.connection = ours
-            entered = call.let_in(self.front, Channel(ours))
+            entered = call.let_in(self.front, Channel(ours), call.Call)
             self.serving = serving = asyncio.create_task(call.serve(entered) if entered else asyncio.sleep(0))
             try:
                 await act()

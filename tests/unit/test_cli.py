@@ -61,6 +61,21 @@ def test_serving_with_a_bad_configuration_fails_in_one_line(tmp_path: Path) -> N
     assert result.output.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--endpoint", "tcp://1.2.3.4", "--node-id", "n"], "Error: --endpoint must be like unix:///csi/csi.sock"),
+        (["--endpoint", "unix:///csi.sock", "--node-id", "n" * 300], "Error: --node-id must be of 1 to 256 bytes"),
+        (["--endpoint", "unix:///csi.sock"], "Missing option '--node-id'"),
+        (["--node-id", "n"], "Missing option '--endpoint'"),
+    ],
+)
+def test_a_plugin_that_cannot_serve_is_told_before_anything_begins(options: list[str], complaint: str) -> None:
+    result = run("csi", *options)
+    assert result.exit_code != 0
+    assert complaint in result.output
+
+
 def test_the_version_is_told() -> None:
     assert __version__ in run("--version").output
 
@@ -163,6 +178,24 @@ def test_status_is_told_in_words(fake_control: FakeControlSocket) -> None:
         "mount takes:             p50 3.00 ms, p99 3.98 ms",
         "mount_max hit:           1",
     ]
+
+
+def test_status_tells_of_volumes_where_there_are_any(fake_control: FakeControlSocket) -> None:
+    plugin = {"pid": 12, "rss_bytes": 40 * 2**20, "restarts": 1}
+    fake_control.answer(STATUS | {"volumes": 3, "plugin": plugin})
+    lines = run("status", "--config", fake_control.config).output.splitlines()
+    assert lines[4] == "volumes        3 published"
+    assert lines[8:12] == [
+        "plugin         pid 12, 40.0 MiB",
+        "descriptors    20 of the front",
+        "restarts       0 of the mounter",
+        "               1 of the plugin",
+    ]
+
+
+def test_a_mount_without_a_mountpoint_is_shown_by_its_volume(fake_control: FakeControlSocket) -> None:
+    fake_control.answer([MOUNT | {"mountpoint": "", "volume": "pods/1/volumes/v/mount"}])
+    assert "pods/1/volumes/v/mount" in run("mounts", "--config", fake_control.config).output
 
 
 def test_status_as_json_is_what_the_broker_answered(fake_control: FakeControlSocket) -> None:

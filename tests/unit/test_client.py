@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import pytest
 
 from fusermount3_proxy import client, wire
 from fusermount3_proxy.failure import Failure
-from fusermount3_proxy.wire import MountRequest, Reply
+from fusermount3_proxy.wire import MountRequest, Reply, VolumeRequest
 from tests.unit.fakes import FakeBroker, FakeClock, hang_up, nothing_until, raw, reply, reply_and_hear
 
 REQUEST = MountRequest(b"/mnt", b"ro")
@@ -85,6 +87,30 @@ def test_a_file_that_cannot_be_read_is_as_none(configuration: Path) -> None:
     assert client.socket_path({}) == client.DEFAULT_PATH
 
 
+@pytest.mark.parametrize(
+    ("left", "expected"),
+    [
+        ({b"_FUSE_COMMFD": b"3"}, "/of/program"),
+        ({b"_FUSE_COMMFD": b"3", b"PATH": b"/bin"}, "/from/file"),
+        ({b"_FUSE_COMMFD": b"3", client.VARIABLE: b"/of/helper"}, "/of/helper"),
+        ({}, "/from/file"),
+    ],
+)
+def test_a_helper_that_go_fuse_runs_asks_the_environment_of_the_program(
+    configuration: Path, left: dict[bytes, bytes], expected: str
+) -> None:
+    configuration.write_text("/from/file\n")
+    helper = (
+        f"from fusermount3_proxy import client; client.CONFIGURATION = {bytes(configuration)!r}; "
+        f"print(client.socket_path({left!r}).decode())"
+    )
+    program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {helper!r}], env={{}}, check=True)"
+    environment = {"FILL": "x" * 100_000, client.VARIABLE.decode(): "/of/program"}
+    command = [sys.executable, "-c", program]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert result.stdout == f"{expected}\n"
+
+
 def test_the_variable_and_the_file_are_the_documented_ones() -> None:
     assert client.VARIABLE == b"FUSERMOUNT3PROXY_FDPASSING_SOCKPATH"
     assert client.CONFIGURATION == b"/etc/fusermount3-proxy/socket"
@@ -102,6 +128,12 @@ def test_the_broker_gets_request_and_descriptor_and_its_reply_comes_back(path: P
     received = answer.reply
     assert (received.id, received.errno, received.text, received.warnings) == (b"1a2b", 1, b"no", (b"one", b"two"))
     assert answer.descriptor == -1
+
+
+def test_a_request_without_a_descriptor_attaches_none(path: Path) -> None:
+    with FakeBroker(path, reply(GOOD)) as fake_broker:
+        client.ask(bytes(path), VolumeRequest(b"ro"), -1).connection.close()
+    assert [(type(each), each.fields()) for each in fake_broker.requests] == [(VolumeRequest, {"options": b"ro"})]
 
 
 def test_a_descriptor_of_the_reply_arrives(path: Path, tmp_path: Path) -> None:
@@ -235,7 +267,7 @@ def test_the_pauses_become_longer_up_to_half_a_second(path: Path, fake_clock: Fa
     assert max(fake_clock.pauses) == 0.5
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EPROTOTYPE, errno.EMFILE])
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EMFILE])
 def test_what_does_not_pass_is_not_waited_for(
     path: Path, fake_clock: FakeClock, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
@@ -253,11 +285,32 @@ def test_a_path_below_a_file_is_not_waited_for(tmp_path: Path, fake_clock: FakeC
     assert fake_clock.pauses == []
 
 
-def test_a_stream_socket_is_no_broker(path: Path, fake_clock: FakeClock) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(bytes(path))
-        listener.listen()
-        assert failure(path) == f"broker at {path}: Protocol wrong type for socket"
+def stream_listener(path: Path) -> socket.socket:
+    """Return what has the name where clients of another protocol are served, too."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(bytes(path))
+    listener.listen()
+    return listener
+
+
+def test_where_a_stream_socket_has_the_name_the_broker_is_beside_it(path: Path, fake_clock: FakeClock) -> None:
+    beside = path.with_name("broker.sock.seqpacket")
+    with stream_listener(path), FakeBroker(beside, hang_up, reply(GOOD)) as fake_broker:
+        assert ask(path).reply.id == b"1a2b"
+    assert len(fake_broker.requests) == 2
+    assert len(fake_clock.pauses) == 1
+
+
+def test_a_broker_beside_a_stream_socket_is_waited_for(path: Path, fake_clock: FakeClock) -> None:
+    with stream_listener(path):
+        told = failure(path)
+    assert told == f"no broker at {path}.seqpacket: No such file or directory, waited 10 seconds for it"
+    assert 9 < sum(fake_clock.pauses) <= 10
+
+
+def test_two_stream_sockets_are_no_broker(path: Path, fake_clock: FakeClock) -> None:
+    with stream_listener(path), stream_listener(path.with_name("broker.sock.seqpacket")):
+        assert failure(path) == f"broker at {path}.seqpacket: Protocol wrong type for socket"
     assert fake_clock.pauses == []
 
 

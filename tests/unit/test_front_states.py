@@ -28,7 +28,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from broker import plan
 from broker.config import FILESYSTEMS, Configuration, Deadlines, Limits
 from broker.front import Front
-from broker.mounter import _rests_on
+from broker.mounting import rests_on
 from broker.operations import Mounter, MounterFailed, Operation
 from broker.plan import MountFacts, MountPlan, Record, UnmountFacts
 from broker.registry import Device, Registry
@@ -266,7 +266,7 @@ class FakeChild:
                 self.say_last(plan.HasLetGo())
             case plan.Ask():
                 self.say(facts)
-            case MountPlan() if not _rests_on(said, facts):
+            case MountPlan() if not rests_on(said, facts):
                 self.say(facts)
             case MountPlan():
                 self.plan = said

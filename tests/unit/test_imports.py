@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -101,10 +103,10 @@ def test_the_mounter_imports_little() -> None:
     assert used <= small | BUILT_IN
 
 
-@pytest.mark.parametrize("module", ["policy", "options", "plan", "limits"])
+@pytest.mark.parametrize("module", ["policy", "options", "plan", "limits", "csi/volume", "csi/requests"])
 def test_the_decisions_do_no_input_or_output(module: str) -> None:
     file = ROOT / "broker" / f"{module}.py"
-    pure = {"collections", "dataclasses", "errno", "functools", "itertools", "os", "re", "stat", "typing"}
+    pure = {"collections", "dataclasses", "difflib", "errno", "functools", "itertools", "os", "re", "stat", "typing"}
     assert libraries(imports(file)) <= pure
     of_os = {
         node.attr
@@ -119,3 +121,22 @@ def test_systemd_is_no_business_of_the_decisions_nor_of_the_mounter() -> None:
         file = source_of(name)
         assert file is not None
         assert "systemd" not in libraries(imports(file))
+
+
+def test_grpc_is_imported_by_the_processes_of_the_plugins_only() -> None:
+    """`cli` becomes the device plugin where that is the command."""
+    grpc = {"grpc", "google"}
+    for process in ("cli", "supervisor", "daemon", "mounter"):
+        for name in reach(f"broker.{process}"):
+            file = source_of(name)
+            assert file is not None
+            is_allowed = process == "cli" and name.startswith(("broker.deviceplugin.", "broker.rpc"))
+            assert is_allowed or not grpc & libraries(imports(file)), name
+    plugin = reach("broker.csi.plugin")
+    assert "broker.csi.csi_pb2" in plugin
+    assert not {"broker.front", "broker.mounter", "broker.registry", "broker.plan"} & plugin
+
+
+def test_no_other_command_imports_grpc() -> None:
+    program = "import sys, broker.cli; sys.exit('grpc' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)

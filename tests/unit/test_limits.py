@@ -136,6 +136,69 @@ def test_the_word_for_who_pays(account: str, word: bytes) -> None:
     assert limits.whose(AccountName(account)) == word
 
 
+# Which pod
+
+PODS = [
+    f"/kubepods/besteffort/pod{POD}/{ID}",
+    f"/kubepods/pod{POD}/{ID}",
+    f"/kubepods/burstable/pod{POD}",
+    f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{IN_SYSTEMD}.slice/cri-containerd-{ID}.scope",
+    f"/kubepods.slice/kubepods-pod{IN_SYSTEMD}.slice/crio-{ID}.scope",
+    f"/kubelet/kubepods/besteffort/pod{POD}/{ID}",
+    f"/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/"
+    f"kubelet-kubepods-besteffort-pod{IN_SYSTEMD}.slice/cri-containerd-{ID}.scope",
+    f"/../../pod{POD}/{ID}",
+    f"/../../../burstable/pod{POD}/{ID}",
+    f"/../../../kubepods-burstable.slice/kubepods-burstable-pod{IN_SYSTEMD}.slice/cri-containerd-{ID}.scope",
+    f"/../../kubepods-besteffort-pod{IN_SYSTEMD}.slice/cri-containerd-{ID}.scope",
+]
+STATIC_POD = "0123456789abcdef0123456789abcdef"
+OTHER_POD = POD.replace("3", "4")
+
+
+@pytest.mark.parametrize("inside", ["", "/container", f"/kubepods/pod{OTHER_POD}", f"/../pod{OTHER_POD}"])
+@pytest.mark.parametrize("line", ["0::%s", "12:pids:%s\n5:devices:/\n1:name=systemd:%s\n0::/"])
+@pytest.mark.parametrize("path", PODS)
+def test_a_containers_pod_is_known_whatever_it_makes_inside(path: str, line: str, inside: str) -> None:
+    assert limits.pod_of(line.replace("%s", path + inside).encode() + b"\n") == POD
+
+
+def test_a_static_pods_uid_has_no_dashes() -> None:
+    assert limits.pod_of(f"0::/kubepods/burstable/pod{STATIC_POD}/{ID}\n".encode()) == STATIC_POD
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        f"/user.slice/user-1000.slice/user@1000.service/kubepods/pod{POD}",
+        f"/user.slice/user-1000.slice/user@1000.service/kubepods.slice/kubepods-pod{IN_SYSTEMD}.slice",
+        f"/user.slice/user-1000.slice/session-1.scope/kubepods/besteffort/pod{POD}",
+        f"/system.slice/web.service/kubepods/besteffort/pod{POD}",
+        f"/docker/{ID}/kubepods/besteffort/pod{POD}",
+        f"/machine.slice/libpod-{ID}.scope/kubepods/pod{POD}",
+        f"/machine.slice/anything/kubepods/pod{POD}",
+        f"/lxc/web/kubepods/pod{POD}",
+        f"/../../../user.slice/user-1000.slice/kubepods-pod{IN_SYSTEMD}.slice",
+        f"/../../../system.slice/docker-{ID}.scope/pod{POD}",
+        f"/pod{POD}",
+        f"/anything/pod{POD}",
+        f"/kubepods/podsomething/pod{POD}x",
+    ],
+)
+def test_what_others_call_a_pod_in_a_cgroup_of_their_own_is_none(path: str) -> None:
+    assert limits.pod_of(f"0::{path}\n".encode()) == ""
+
+
+def test_a_process_in_two_pods_is_in_none() -> None:
+    assert limits.pod_of(f"2:pids:/kubepods/pod{POD}\n1:memory:/kubepods/pod{OTHER_POD}\n".encode()) == ""
+
+
+@given(st.binary(max_size=300))
+def test_any_cgroup_is_of_a_pod_or_of_none(cgroup: bytes) -> None:
+    limits.pod_of(cgroup)
+
+
 # The bucket
 
 
@@ -158,6 +221,23 @@ def test_a_bucket_never_gives_more_than_its_burst_and_its_rate(rate: int, burst:
     for first, begun in enumerate(taken):
         for last in range(first, len(taken)):
             assert last - first + 1 <= burst + rate * (taken[last] - begun) + 1e-6
+
+
+def test_who_asks_for_much_at_once_waits_for_its_turn() -> None:
+    accounts, limited = Accounts(1000), Configuration(limits=Limits(requests_per_second=100, burst=200))
+    pauses = []
+    for _ in range(100):
+        account = accounts.enter(AccountName("somebody"), limited, 5.0)
+        pauses.append(account.pause(limited, 5.0))
+    assert pauses[:25] == [0.0] * 25
+    assert pauses[25:] == pytest.approx([number / 100 for number in range(1, 76)])
+    assert accounts.enter(AccountName("another"), limited, 5.0).pause(limited, 5.0) == 0.0
+    assert accounts.enter(AccountName("somebody"), limited, 5.9).pause(limited, 5.9) == 0.0
+
+
+def test_nobody_waits_for_its_turn_where_the_rate_is_not_limited() -> None:
+    accounts, unlimited = Accounts(1000), Configuration(limits=Limits(requests_per_second=0))
+    assert {accounts.enter(AccountName("somebody"), unlimited, 5.0).pause(unlimited, 5.0) for _ in range(100)} == {0.0}
 
 
 @given(st.integers(1, 1000), st.integers(1, 50), st.integers(1, 300))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -14,8 +15,11 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from broker import metrics
 from broker.metrics import OPENMETRICS, PLAIN_TEXT, REQUESTS, Exposition
+from broker.orders import PluginStarted
+from broker.volumes import Volumes
 from fusermount3_proxy import __version__
 from tests.unit.fronts import FrontWithoutMounter
+from tests.unit.samples import VOLUME
 
 BROKER = Path(__file__).parents[2] / "broker"
 
@@ -54,14 +58,16 @@ def test_requests_are_counted_by_operation_and_result(served: FrontWithoutMounte
 def test_every_result_that_a_call_can_have_is_told_from_the_start() -> None:
     """`decided` is called with constants only, and `REQUESTS` has all of them."""
     results = set()
-    for node in ast.walk(ast.parse((BROKER / "call.py").read_text())):
+    calls = "".join((BROKER / name).read_text() for name in ("call.py", "volume_call.py"))
+    for node in ast.walk(ast.parse(calls)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "decided":
             result = node.args[1]
             assert isinstance(result, ast.Constant) and isinstance(result.value, str)
             results.add(result.value.partition(":")[0])
     assert results == {
-        result for operation, results in REQUESTS for result in results if operation not in ("reap", "abort")
+        result for operation, results in REQUESTS for result in results if operation in ("request", "mount", "unmount")
     }
+    assert dict(REQUESTS)["volume"] == dict(REQUESTS)["mount"]
 
 
 def test_latencies_are_a_histogram_by_operation(served: FrontWithoutMounter) -> None:
@@ -81,6 +87,24 @@ def test_mounts_are_told_by_state_and_those_that_are_gone_are_not(served: FrontW
     served.front.states.note_aborted(found.connection)
     served.fusectl.disconnect(gone)
     assert values(served, "fusermount3_broker_mounts") == {("live",): 2, ("dead",): 1, ("hung",): 0}
+
+
+def test_what_waits_for_its_program_does_not_hang(served: FrontWithoutMounter) -> None:
+    found = served.front.registry.find(served.mount(1))
+    assert found
+    served.front.registry.add(replace(found, volume=b"pods/1/mount", pid=0))
+    served.front.states.note(found.connection, waiting=1, served=True, now=-1000.0)
+    assert values(served, "fusermount3_broker_mounts") == {("live",): 1, ("dead",): 0, ("hung",): 0}
+
+
+def test_volumes_and_restarts_of_the_plugin_are_counted(served: FrontWithoutMounter, tmp_path: Path) -> None:
+    assert values(served, "fusermount3_broker_volumes") == {(): 0}
+    served.front.volumes = Volumes(tmp_path / "volumes")
+    served.front.volumes.add(VOLUME)
+    served.front.plugin = PluginStarted(1, restarts=2)
+    assert values(served, "fusermount3_broker_volumes") == {(): 1}
+    assert values(served, "fusermount3_broker_plugin_restarts_total") == {(): 2}
+    served.front.volumes.close()
 
 
 def test_limits_and_restarts_are_counted(served: FrontWithoutMounter) -> None:
@@ -127,7 +151,7 @@ def test_the_client_chooses_one_of_two_formats(served: FrontWithoutMounter, acce
     assert told in (OPENMETRICS[1], PLAIN_TEXT[1])
     parse = parse_openmetrics if "openmetrics" in told else parse_text
     (family,) = [each for each in cast(Iterator[Metric], parse(text.decode())) if each.name.endswith("requests")]
-    assert [each.value for each in family.samples if each.labels["result"] == "mounted"] == [1]
+    assert [each.value for each in family.samples if each.labels["result"] == "mounted"] == [1, 0]
 
 
 def test_a_text_is_given_again_for_a_moment(served: FrontWithoutMounter, monkeypatch: pytest.MonkeyPatch) -> None:

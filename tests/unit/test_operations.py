@@ -316,3 +316,62 @@ def test_what_remains_of_an_operation_tells_when_its_child_has_ended(talk: tuple
             await asyncio.wait_for(waiting, 10)
 
     asyncio.run(wait_for_end())
+
+
+# Descriptors of the mounter's
+
+
+@pytest.fixture
+def child() -> Iterator[tuple[Operation, socket.socket]]:
+    """An operation, and the child's end of the conversation."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs, Operation(ours, 5) as operation:
+        yield operation, theirs
+
+
+def test_descriptors_come_with_what_the_child_says(child: tuple[Operation, socket.socket]) -> None:
+    operation, theirs = child
+    socket.send_fds(theirs, [plan.dump(plan.Published())], [0, 1])
+    theirs.send(plan.dump(Unmounted()))
+
+    async def expect() -> list[int]:
+        published, descriptors = await operation.expect_with_descriptors(plan.Published, 2)
+        assert published == plan.Published()
+        assert await operation.expect(Unmounted) == Unmounted()
+        return descriptors
+
+    descriptors = asyncio.run(expect())
+    assert [os.fstat(each) for each in descriptors] == [os.fstat(0), os.fstat(1)]
+    for each in descriptors:
+        assert not os.get_inheritable(each)
+        os.close(each)
+
+
+@pytest.mark.parametrize("said", [plan.dump(Unmounted()), b"nonsense"])
+def test_descriptors_that_come_with_something_else_are_closed(
+    child: tuple[Operation, socket.socket], said: bytes
+) -> None:
+    operation, theirs = child
+    before = open_descriptors()
+    socket.send_fds(theirs, [said], [0, 1])
+    with pytest.raises(OperationEnded):
+        asyncio.run(operation.expect_with_descriptors(plan.Published, 2))
+    operation.close()
+    assert open_descriptors() == before - 1, "the conversation itself"
+
+
+def test_more_descriptors_than_were_asked_for_are_closed(child: tuple[Operation, socket.socket]) -> None:
+    operation, theirs = child
+    before = open_descriptors()
+    socket.send_fds(theirs, [plan.dump(plan.Published())], [0] * 9)
+    with pytest.raises(OperationEnded):
+        asyncio.run(operation.expect_with_descriptors(plan.Published, 2))
+    assert open_descriptors() == before
+
+
+def test_descriptors_that_nobody_asked_for_are_not_taken(child: tuple[Operation, socket.socket]) -> None:
+    operation, theirs = child
+    before = open_descriptors()
+    socket.send_fds(theirs, [plan.dump(Unmounted())], [0])
+    assert asyncio.run(operation.expect(Unmounted)) == Unmounted()
+    assert open_descriptors() == before

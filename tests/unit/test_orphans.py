@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,12 +15,28 @@ import pytest
 from broker import log, orphans, plan
 from broker.config import Configuration
 from broker.front import Front
+from broker.limits import AccountName
 from broker.operations import Mounter
-from broker.registry import Device, Registry
+from broker.registry import Device, Mount, MountNamespace, Registry
 from tests.unit.fakes import FakeFusectl
 
 ORPHAN = plan.Orphaned(
-    device=5, mount_namespace=7, uid=1000, pid=0, request=b"1a2b3c4d", source=b"host:", subtype=b"sshfs"
+    device=5, mount_namespace=7, uid=1000, pid=0, request=b"1a2b3c4d", source=b"host:", subtype=b"sshfs", target=b""
+)
+MOUNT = Mount(
+    device=Device(5),
+    connection=0,
+    namespace=MountNamespace(7),
+    uid=0,
+    pid=0,
+    command="",
+    container="",
+    mountpoint=b"",
+    type="fuse",
+    source=b"/dev/fuse",
+    mounted_at=1.0,
+    request="ffff",
+    account=AccountName(""),
 )
 
 
@@ -55,6 +72,17 @@ def test_an_orphan_is_written_down_once(scene: Scene) -> None:
     assert (mount.type, mount.source, mount.mountpoint) == ("fuse.sshfs", b"host:", b"")
     assert scene.logged == ["adopted a mount whose front was killed"]
     assert scene.registry.find(Device(5)) == mount
+
+
+def test_a_program_that_has_come_to_an_eager_volume_is_written_down(scene: Scene) -> None:
+    connection = scene.fusectl.connect(5)
+    unserved = replace(MOUNT, connection=connection, volume=b"pods/1/mount", pid=0)
+    scene.registry.add(unserved)
+    orphans.adopt(scene.front, ORPHAN._replace(pid=os.getpid(), target=b"pods/another/mount"))
+    assert list(scene.registry) == [unserved], "that is another's"
+    orphans.adopt(scene.front, ORPHAN._replace(pid=os.getpid(), target=b"pods/1/mount"))
+    (mount,) = scene.registry
+    assert (mount.pid, mount.volume, mount.request) == (os.getpid(), b"pods/1/mount", "1a2b3c4d")
 
 
 def test_an_orphan_is_not_taken_for_the_one_that_has_its_number_now(scene: Scene) -> None:

@@ -17,7 +17,9 @@ from broker.limits import AccountName
 from broker.options import Refusal
 from broker.plan import MountFacts, MountPlan, UnmountFacts, UnmountPlan
 from broker.registry import Device, Mount, MountNamespace
-from fusermount3_proxy.wire import MountRequest, UnmountRequest
+from broker.volumes import Volume
+from fusermount3_proxy.wire import MountRequest, UnmountRequest, VolumeRequest
+from tests.unit.samples import VOLUME
 
 CONFIGURATION = Configuration(source=b"/etc/broker.toml")
 PROC = 0x9FA0
@@ -241,6 +243,80 @@ def test_any_request_on_any_facts_is_planned_or_refused(options: bytes, facts: M
         assert {name: getattr(plan, name) for name in facts._fields[:-1]} == dict(
             zip(facts._fields[:-1], facts[:-1], strict=True)
         )
+
+
+# In a volume
+
+
+def decide_in_volume(request: MountRequest | VolumeRequest, volume: Volume = VOLUME, **facts: Any) -> MountPlan:
+    return policy.decide_volume_mount(b"1a2b", request, FACTS._replace(**facts), 0, volume, CONFIGURATION)
+
+
+@pytest.mark.parametrize("request_in_volume", [MountRequest(b"/m", b"ro"), VolumeRequest(b"ro")])
+def test_others_may_enter_a_volume_without_a_word_from_the_configuration(
+    request_in_volume: MountRequest | VolumeRequest,
+) -> None:
+    plan = decide_in_volume(request_in_volume)
+    assert (plan.allow_other, plan.read_only, plan.uid, plan.gid) == (True, True, 1000, 1001)
+
+
+def test_others_may_not_where_the_volume_says_so_whatever_the_program_asks_for() -> None:
+    private = replace(VOLUME, allow_other=False)
+    for options in (b"", b"allow_other"):
+        assert not decide_in_volume(VolumeRequest(options), private).allow_other
+
+
+@pytest.mark.parametrize("options", [b"", b"rw", b"fsname=x\\", b"subtype=a\\\\\\"])
+def test_options_of_a_volume_have_the_last_word(options: bytes) -> None:
+    volume = replace(VOLUME, options=b"ro,noexec,max_read=4096")
+    for request in (MountRequest(b"/m", options), VolumeRequest(options)):
+        plan = decide_in_volume(request, volume)
+        assert (plan.read_only, plan.noexec, plan.max_read) == (True, True, b"4096")
+
+
+def test_a_read_only_volume_is_that_whatever_its_options_say() -> None:
+    volume = replace(VOLUME, read_only=True, options=b"rw")
+    assert decide_in_volume(VolumeRequest(b"rw"), volume).read_only
+    assert policy.decide_eager_mount(b"1a2b", volume).read_only
+
+
+def test_a_mountpoint_is_checked_in_a_volume_too() -> None:
+    with pytest.raises(Refusal, match="no write access"):
+        decide_in_volume(MountRequest(b"/m", b""), access_errno=errno.EACCES)
+    with pytest.raises(Refusal, match="forbidden"):
+        decide_in_volume(MountRequest(b"/m", b""), filesystem=PROC)
+
+
+def test_what_has_no_mountpoint_needs_none() -> None:
+    assert decide_in_volume(VolumeRequest(), access_errno=errno.EACCES).uid == 1000
+
+
+def test_a_volume_that_is_mounted_before_its_program_is_there_is_roots() -> None:
+    plan = policy.decide_eager_mount(b"1a2b", replace(VOLUME, options=b"fsname=bucket,subtype=s3"))
+    assert (plan.uid, plan.gid, plan.allow_other, plan.root_mode) == (0, 0, True, stat.S_IFDIR)
+    assert (plan.source, plan.subtype, plan.request) == (b"bucket", b"s3", b"1a2b")
+
+
+@pytest.mark.parametrize("options", [b"nonsense", b"max_read=x", b"blkdev"])
+def test_a_mistake_in_the_options_of_a_volume_is_refused(options: bytes) -> None:
+    volume = replace(VOLUME, options=options)
+    with pytest.raises(Refusal):
+        policy.decide_eager_mount(b"", volume)
+    with pytest.raises(Refusal):
+        decide_in_volume(VolumeRequest(), volume)
+
+
+@pytest.mark.parametrize(
+    ("pod", "reason"),
+    [(VOLUME.pod, None), ("another", "not a container of the pod of this volume"), ("", "run the broker with hostPID")],
+)
+def test_only_its_own_pod_may_use_a_volume(pod: str, reason: str | None) -> None:
+    if reason is None:
+        policy.check_volume_caller(VOLUME, pod)
+        return
+    with pytest.raises(Refusal, match=reason) as caught:
+        policy.check_volume_caller(VOLUME, pod)
+    assert caught.value.errno == errno.EACCES
 
 
 # Unmounting

@@ -344,3 +344,33 @@ def test_a_state_directory_that_cannot_be_made_is_an_os_error(tmp_path: Path, fa
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError):
         Registry(tmp_path / "file" / "state", fake_fusectl.descriptor)
+
+
+def test_mounts_that_another_fusectl_does_not_tell_of_are_decided_by_who_asks(
+    state: State, fake_fusectl: FakeFusectl
+) -> None:
+    live = state.open()
+    for device in (1, 2, 3):
+        live.add(mount(device, fake_fusectl.connect(device), mount_id=0 if device == 3 else 1000 + device))
+    for device in (1, 2, 3):
+        fake_fusectl.reconnect(device)
+    live = state.open()
+    assert list(live) == []
+    assert sorted(live.unsure) == [1, 2], "by its number alone no mount is known"
+    there, gone = live.unsure[Device(1)], live.unsure[Device(2)]
+    live.decide(there, True)
+    live.decide(gone, False)
+    assert [(each.device, each.connection) for each in live] == [(1, live.connection(Device(1)))]
+    live = state.open()
+    assert ([each.device for each in live], live.unsure) == ([1], {})
+
+
+def test_a_mount_that_is_not_there_any_more_leaves_one_on_its_number(state: State, fake_fusectl: FakeFusectl) -> None:
+    live = state.open()
+    live.add(mount(1, fake_fusectl.connect(1), mount_id=1001))
+    fake_fusectl.reconnect(1)
+    live = state.open()
+    new = mount(1, live.connection(Device(1)), mount_id=1002)
+    live.add(new)
+    live.decide(live.unsure[Device(1)], False)
+    assert list(state.open()) == [new]

@@ -166,3 +166,42 @@ def test_a_compiler_that_fails_leaves_no_executable(tmp_path: Path, monkeypatch:
     with pytest.raises(SystemExit, match=r"out\.unverified: not built"):
         build.main()
     assert not (tmp_path / "out").exists()
+
+
+def test_for_another_architecture_the_same_places_are_looked_for_under_its_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {
+        "LIBPL": "/usr/lib/python3.99/config-3.99-x86_64-linux-gnu",
+        "LIBRARY": "libpython3.99.a",
+        "MULTIARCH": "x86_64-linux-gnu",
+        "INCLUDEPY": "/usr/include/python3.99",
+    }
+    monkeypatch.setattr(build, "config", settings.__getitem__)
+    target = build.Target(build.ARCHITECTURES["arm64"], tmp_path)
+    library = tmp_path / "usr/lib/python3.99/config-3.99-aarch64-linux-gnu/libpython3.99.a"
+    with pytest.raises(SystemExit, match=f"{library}: no static libpython"):
+        build.static_libpython(target)
+    library.parent.mkdir(parents=True)
+    library.touch()
+    assert build.static_libpython(target) == library
+    assert build.include_directories(target) == [tmp_path / "usr/include/python3.99", tmp_path / "usr/include"]
+
+
+def test_an_executable_for_another_machine_than_wanted_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "proxy"
+    file.write_bytes(static_executable(1000))
+    with pytest.raises(SystemExit, match="not an executable for aarch64-linux-gnu"):
+        build.verify(file, build.Target(build.ARCHITECTURES["arm64"], tmp_path))
+
+
+def test_headers_of_another_python_are_refused_by_the_compiler() -> None:
+    version = f"0x{sys.version_info.major:x}{sys.version_info.minor:02x}"
+    assert f"#if PY_VERSION_HEX >> 16 != {version}\n#error" in build.c_source([], [])
+
+
+@pytest.mark.parametrize("option", [("--arch", "arm64"), ("--root", "/")])
+def test_another_architecture_needs_its_root(option: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["build.py", "--output", "/nowhere", *option])
+    with pytest.raises(SystemExit, match="2"):
+        build.main()

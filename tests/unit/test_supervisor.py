@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from broker import log, orders, sandbox, supervisor
-from broker.supervisor import Front, Mounter, StartError
+from broker.supervisor import Csi, Front, Mounter, Plugin, StartError
+
+CSI = Csi("unix:///csi/csi.sock", "node", "csi.example", Path("/var/lib/kubelet"))
 
 
 class FakeProcess:
@@ -20,8 +22,11 @@ class FakeProcess:
     def __init__(self, module: str, descriptors: tuple[int, ...], fails: bool) -> None:
         self.sockets = [socket.socket(fileno=os.dup(each)) for each in descriptors]
         self.pid = 4711
+        self.arguments: Sequence[str] = ()
         self.status: int | None = None
-        if module == "broker.daemon":
+        if module == "broker.csi.plugin":
+            pass  # it says nothing to its supervisor
+        elif module == "broker.daemon":
             self.sockets[0].send(orders.dump(orders.Failed(b"no disk") if fails else orders.Ready()))
         elif fails:
             self.die(3)
@@ -63,8 +68,9 @@ class Started(list[FakeProcess]):
 
     failing = False
 
-    def start(self, module: str, *descriptors: int) -> FakeProcess:
+    def start(self, module: str, *descriptors: int, arguments: Sequence[str] = ()) -> FakeProcess:
         self.append(FakeProcess(module, descriptors, self.failing))
+        self[-1].arguments = arguments
         return self[-1]
 
 
@@ -88,7 +94,9 @@ class Scene:
         self.notified: list[str] = []
         monkeypatch.setattr("broker.supervisor.daemon.notify", self.notified.append)
         self.mounter = Mounter()
-        self.front = Front(orders.Begin(bytes(directory / "state"), metrics=False), [*self.mounter.for_front, 2])
+        self.front = Front(
+            orders.Begin(bytes(directory / "state"), metrics=False, volumes=False), [*self.mounter.for_front, 2]
+        )
 
     def start(self, text: str = "mount_max = 7") -> None:
         self.file.write_text(text)
@@ -127,7 +135,7 @@ def scene(tmp_path: Path, started: Started, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_front_begins_with_all_that_it_works_with(scene: Scene, tmp_path: Path) -> None:
     scene.start("mount_max = 7")
     assert scene.heard() == [
-        (orders.Begin(bytes(tmp_path / "state"), metrics=False), 5, b""),
+        (orders.Begin(bytes(tmp_path / "state"), metrics=False, volumes=False), 5, b""),
         (orders.Configuration(bytes(scene.file)), 1, b"mount_max = 7"),
         (orders.MounterStarted(4711, 0), 0, b""),
     ]
@@ -166,6 +174,75 @@ def test_a_mounter_that_cannot_begin_is_told(started: Started) -> None:
     started.failing = True
     with pytest.raises(StartError, match="the mounter ended with status 3 when it was started"):
         Mounter()
+
+
+# The CSI plugin
+
+
+@pytest.fixture
+def plugin(started: Started) -> Iterator[Plugin]:
+    plugin = Plugin(CSI)
+    plugin.start()
+    yield plugin
+    plugin.close()
+    assert started[0].arguments == ["unix:///csi/csi.sock", "node", "csi.example", "/var/lib/kubelet"]
+
+
+def test_a_front_hears_which_plugin_there_is(scene: Scene) -> None:
+    plugin = Plugin(CSI)
+    plugin.start()
+    scene.front.configure(None)
+    scene.front.start(scene.mounter, plugin)
+    assert scene.heard()[-1] == (orders.PluginStarted(4711, 0), 0, b"")
+    plugin.close()
+
+
+def test_what_kubelet_asked_waits_for_the_next_plugin_and_the_next_front(plugin: Plugin, started: Started) -> None:
+    os.write(started[0].sockets[0].fileno(), b"a request")
+    plugin.for_front.send(b"an answer")
+    started[0].die()
+    assert plugin.ended() == -9
+    plugin.start()
+    assert started[1].sockets[0].recv(100) == b"an answer"
+    assert plugin.for_front.recv(100) == b"a request"
+    assert plugin.started == orders.PluginStarted(4711, 1)
+
+
+def test_a_plugin_that_ends_again_and_again_is_started_less_and_less_often(
+    plugin: Plugin, started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("broker.supervisor.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(supervisor, "_PAUSE", 0.05)
+    pauses = []
+    for _ in range(10):
+        plugin.start()
+        clock[0] += 1
+        started[-1].die()
+        assert plugin.ended() == -9
+        assert plugin.ended() is None, "it is told once"
+        assert plugin.due is not None and not plugin.is_due
+        pauses.append(round(plugin.due - clock[0], 3))
+        clock[0] = plugin.due
+        assert plugin.is_due
+    assert pauses[:4] == [0.05, 0.1, 0.2, 0.4]
+    assert pauses[-1] == 5
+    plugin.start()
+    clock[0] += 6
+    started[-1].die()
+    plugin.ended()
+    assert plugin.due == pytest.approx(clock[0] + 0.05), "it has served for some time"
+    plugin.start()
+
+
+def test_a_front_that_fails_at_once_is_heard_although_it_has_not_listened(scene: Scene) -> None:
+    scene.start()
+    scene.heard()
+    process = scene.started[-1].sockets[0]
+    process.send(b"why")
+    scene.front.tell(orders.MounterStarted(1, 1))
+    scene.started[-1].die()  # with what it was told unread, of which the kernel tells first
+    assert scene.front._first_word() == b"why"
 
 
 def test_a_good_file_comes_into_force(scene: Scene) -> None:

@@ -21,6 +21,7 @@ from fusermount3_proxy.wire import (
     Reply,
     Request,
     UnmountRequest,
+    VolumeRequest,
 )
 
 _NAME_LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789-"
@@ -30,6 +31,7 @@ values = st.binary(max_size=200).map(lambda value: value.replace(b"\0", b""))
 components = values.map(lambda value: value.replace(b"/", b"")).filter(lambda name: name not in (b"", b".", b".."))
 requests = (
     st.builds(MountRequest, values, values, st.booleans())
+    | st.builds(VolumeRequest, values)
     | st.builds(UnmountRequest, values, components, st.booleans(), st.booleans(), values)
     | st.builds(ProceedRequest)
     | st.builds(CommitRequest)
@@ -90,7 +92,7 @@ def test_every_change_of_one_byte_is_a_message_or_a_protocol_error(kind: str) ->
 def example_records(kind: str) -> list[bytes]:
     if kind == "reply":
         return [wire.encode_reply(Reply(b"1a2b", 13, b"no", (b"w1", b"w2")))]
-    messages = (MountRequest(b"/m", b"ro"), UnmountRequest(b"/a/m", b"m", True), CommitRequest())
+    messages = (MountRequest(b"/m", b"ro"), UnmountRequest(b"/a/m", b"m", True), VolumeRequest(b"ro"), CommitRequest())
     return [wire.encode_request(message) for message in messages]
 
 
@@ -248,8 +250,15 @@ def test_a_missing_field_is_refused_by_name(field: str) -> None:
         wire.decode_request(request_record(**{field: None}))
 
 
-def test_options_may_be_left_out() -> None:
-    assert attributes(wire.decode_request(request_record(options=None)))["options"] == b""
+@pytest.mark.parametrize("operation", [b"mount", b"volume"])
+def test_options_may_be_left_out(operation: bytes) -> None:
+    assert attributes(wire.decode_request(request_record(operation=operation, options=None)))["options"] == b""
+
+
+def test_a_mount_on_the_volume_names_no_mountpoint() -> None:
+    request = wire.decode_request(request_record(operation=b"volume", mountpoint=None))
+    assert isinstance(request, VolumeRequest)
+    assert attributes(request) == {"options": b"ro"}
 
 
 @pytest.mark.parametrize("spoken", [b"1", b"1-1", b"1-9", b"0-1", b"0-999999999", b"01"])

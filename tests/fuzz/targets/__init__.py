@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from tests.fuzz.targets import account, commandline, mountinfo, options, plan, wire
+from tests.fuzz.targets import account, commandline, mountinfo, options, plan, volume, wire
 
 
 class Target(Protocol):
@@ -22,5 +22,6 @@ TARGETS: dict[str, Target] = {
     "mountinfo": mountinfo,
     "options": options,
     "plan": plan,
+    "volume": volume,
     "wire": wire,
 }

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any, get_type_hints
 
-from broker import filesystem, mounter, options, plan, policy, records, syscalls
+from broker import filesystem, mounting, options, plan, policy, records, syscalls
 from broker.config import FILESYSTEMS, Configuration
 from broker.options import MountOptions, Refusal
 from broker.plan import MountFacts, MountPlan
@@ -103,7 +103,7 @@ def _check_plan(wanted: MountPlan, facts: MountFacts) -> None:
     for name, hint in _PLAN_TYPES.items():
         assert type(getattr(wanted, name)) is hint, name
     assert plan.load(plan.dump(wanted)) == wanted
-    assert mounter._rests_on(wanted, facts)
+    assert mounting.rests_on(wanted, facts)
     assert (wanted.uid, wanted.gid) == (facts.uid, facts.gid)
 
 

@@ -11,12 +11,14 @@ from typing import Any, get_type_hints
 
 from broker import orders, plan, policy
 from broker.config import Configuration
+from broker.csi import requests
+from broker.csi.desk import volume_of
 from broker.limits import AccountName
 from broker.options import Refusal
 from broker.registry import Device, Mount, MountNamespace
 from fusermount3_proxy.wire import MountRequest, ProtocolError, UnmountRequest
 
-Record = plan.Record | orders.Order
+Record = plan.Record | orders.Order | requests.Record
 
 _KINDS: tuple[type[Record], ...] = Record.__args__
 _FIELDS = sorted({name for kind in _KINDS for name in kind._fields})
@@ -26,7 +28,9 @@ WORDS += [b"\0%b=" % name.replace("_", "-").encode() for name in _FIELDS] + [b"=
 
 
 def _dump(record: Record) -> bytes:
-    return plan.dump(record) if isinstance(record, plan.Record) else orders.dump(record)
+    if isinstance(record, plan.Record):
+        return plan.dump(record)
+    return orders.dump(record) if isinstance(record, orders.Order) else requests.dump(record)
 
 
 #: A record of each kind, which the engine is to change.
@@ -53,7 +57,7 @@ _MOUNT = Mount(
 
 def check(data: bytes) -> None:
     """The bytes are refused, or are a record whose fields have exactly their types; and who takes it can act on it."""
-    for vocabulary, kinds in ((plan, plan.Record), (orders, orders.Order)):
+    for vocabulary, kinds in ((plan, plan.Record), (orders, orders.Order), (requests, requests.Record)):
         try:
             record: Record = vocabulary.load(data)
         except ProtocolError:
@@ -85,3 +89,8 @@ def _act_on(record: Record) -> None:
             for only_dead in (False, True):
                 request = UnmountRequest(b"/mnt", b"mnt", only_dead=only_dead)
                 policy.decide_unmount(b"id", request, record, _MOUNT if record.mounted else None)
+        if isinstance(record, requests.Publish):
+            wanted = policy.decide_eager_mount(b"id", volume_of(record))
+            assert plan.load(plan.dump(wanted)) == wanted
+            assert wanted.read_only or not record.read_only
+            assert wanted.allow_other == record.allow_other

@@ -1,0 +1,65 @@
+"""What a container is given so that programs in it mount through the broker, whatever its image holds.
+
+The static proxy lies over each name under which libfuse and others start their helper, the broker's socket is where the
+proxy looks for it, and /dev/fuse can be opened. `cdi` and `deviceplugin` tell it to container engines and to kubelet.
+Pure: nothing is looked at or changed here.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+#: Where Debian's package puts the static executable on the host.
+DEFAULT_PROXY = Path("/usr/bin/fusermount3-proxy")
+#: Names under which callers look for their helper. Where /bin is a link to usr/bin, two and two are one.
+HELPERS = ("/bin/fusermount", "/bin/fusermount3", "/usr/bin/fusermount", "/usr/bin/fusermount3")
+#: Where the proxy looks for the broker if nobody says otherwise, as in fusermount3_proxy/client.py.
+SOCKET = PurePosixPath("/run/fusermount3-proxy/broker.sock")
+SOCKET_VARIABLE = "FUSERMOUNT3PROXY_FDPASSING_SOCKPATH"
+DEVICE = "/dev/fuse"
+#: Callers only want to see that /dev/fuse can be opened, before they ask their helper.
+STAND_IN = "/dev/null"
+
+
+class InjectionError(ValueError):
+    """No container should be given that; the message says why."""
+
+
+@dataclass(frozen=True)
+class Bind:
+    """A file or directory of the host that is seen at `target` in the container, read-only.
+
+    Read-only also for the stand-in: it can be written to all the same, being a device, but the container's root
+    can't change the mode and owner of the host's /dev/null.
+    """
+
+    source: str
+    target: str
+
+
+@dataclass(frozen=True)
+class Injection:
+    """What the container gets; `devices` are nodes of the host that it gets under the same path, to read and write."""
+
+    binds: tuple[Bind, ...]
+    environment: dict[str, str]
+    devices: tuple[str, ...]
+
+
+def injection(proxy: Path, socket: Path, *, device_node: bool = False) -> Injection:
+    """Return what a container gets, where the host has the static executable and the broker's socket at these paths.
+
+    `device_node`: the real /dev/fuse instead of a stand-in, for clone_fd of libfuse. Raises InjectionError.
+    """
+    for path in (proxy, socket):
+        if not path.is_absolute() or ".." in path.parts:
+            raise InjectionError(f"{path}: must be an absolute path without ..")
+    if len(socket.parts) < 4:
+        raise InjectionError(f"{socket}: containers would see all of {socket.parent}, it needs its own directory")
+    # The directory and not the socket: a broker that is started again makes a new one in there.
+    binds = [Bind(str(socket.parent), str(SOCKET.parent))]
+    binds += [Bind(str(proxy), helper) for helper in HELPERS]
+    if not device_node:
+        binds.append(Bind(STAND_IN, DEVICE))
+    in_container = SOCKET.with_name(socket.name)
+    environment = {} if in_container == SOCKET else {SOCKET_VARIABLE: str(in_container)}
+    return Injection(tuple(binds), environment, (DEVICE,) if device_node else ())

@@ -1,0 +1,58 @@
+"""Mounts of a broker before this one, where fusectl is another than it was then.
+
+A connection is known by the inode of its directory in fusectl, and those inodes end with the last who has fusectl: if
+it is mounted nowhere and nobody keeps a descriptor of it, as systemd does, that is the broker itself. Its mounts live
+on. So each mount is also known by its unique id, for which a child of the mounter asks in the mount's own namespace.
+"""
+
+import asyncio
+from collections import defaultdict
+
+from broker import log
+from broker.front import Front
+from broker.operations import MounterFailed, OperationEnded, OperationFailed, OperationRefused
+from broker.plan import Recognized, StartRecognize
+from broker.registry import Device, Mount, MountNamespace
+
+#: Children that look at the same time.
+_AT_ONCE = 8
+#: How many mounts one child is asked for: a line of each has to fit into a record.
+_MOST_ASKED = 1000
+
+
+async def recognize(front: Front) -> None:
+    """Decide which of the mounts are still there of which fusectl does not tell any more."""
+    namespaces: dict[MountNamespace, list[Mount]] = defaultdict(list)
+    for mount in front.registry.unsure.values():
+        namespaces[mount.namespace].append(mount)
+    if not namespaces:
+        return
+    turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def decide(namespace: MountNamespace, mounts: list[Mount]) -> int:
+        async with turns:
+            there = await _ask(front, namespace, mounts)
+        for mount in mounts:
+            front.registry.decide(mount, mount.device in there)
+        return len(there)
+
+    batches = [
+        decide(namespace, mounts[begin : begin + _MOST_ASKED])
+        for namespace, mounts in namespaces.items()
+        for begin in range(0, len(mounts), _MOST_ASKED)
+    ]
+    recognized = sum(await asyncio.gather(*batches))
+    gone = sum(map(len, namespaces.values())) - recognized
+    front.log(log.NOTICE, "fusectl is another than before", recognized=recognized, gone=gone)
+
+
+async def _ask(front: Front, namespace: MountNamespace, mounts: list[Mount]) -> set[Device]:
+    """Return the devices of those of the mounts that are in the namespace; none if nobody is in it any more."""
+    lines = b"".join(b"%d %d\n" % (mount.device, mount.mount_id) for mount in mounts)
+    start = StartRecognize(front.configuration.deadlines.operation, namespace, lines)
+    try:
+        with front.mounter.begin(start, []) as operation:
+            said = await operation.expect(Recognized)
+    except (MounterFailed, OperationEnded, OperationFailed, OperationRefused):
+        return set()
+    return {Device(int(line)) for line in said.devices.splitlines()}

@@ -1,0 +1,36 @@
+"""The command lines of the programs beside fusermount3: options first, then what they are about."""
+
+from fusermount3_proxy.failure import Failure
+
+#: What asks for help, among the options that `split` returns.
+HELP = b"help"
+
+
+def split(arguments: list[bytes], names: dict[bytes, bytes]) -> tuple[dict[bytes, bytes], list[bytes]]:
+    """Return the options, each with its value, and the arguments from the first that is none, or after ``--``.
+
+    `names` gives for each spelling, without dashes, the name under which the option is returned; one dash is as good
+    as two, as in programs written in Go. All take a value, but ``-h`` and ``--help``. Raises Failure.
+    """
+    given: dict[bytes, bytes] = {}
+    rest = list(arguments)
+    while rest and rest[0].startswith(b"-") and rest[0] != b"-":
+        word = rest.pop(0)
+        if word == b"--":
+            break
+        spelling, equals, value = word.removeprefix(b"-").removeprefix(b"-").partition(b"=")
+        if spelling in (b"h", HELP) and not equals:
+            return {HELP: b""}, []
+        if spelling not in names:
+            raise Failure(b"unrecognized option '%b'" % word)
+        if not equals and not rest:
+            raise Failure(b"option '%b' requires an argument" % word)
+        given[names[spelling]] = value if equals else rest.pop(0)
+    return given, rest
+
+
+def seconds(text: bytes) -> float:
+    """Return the time that `text` says, in seconds with or without a decimal point. Raises Failure."""
+    if not text.replace(b".", b"", 1).isdigit() or len(text) > 9:
+        raise Failure(b"invalid number of seconds: '%b'" % text)
+    return float(text)

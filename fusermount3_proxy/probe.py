@@ -1,0 +1,164 @@
+"""``--wait-mounted``: whether a FUSE filesystem is mounted at a path and somebody serves it, for probes and scripts.
+
+What asks a filesystem blocks for as long as its server likes, and can't even be killed then. So a child asks, and
+this process waits for its answer within bounds. One child at a time asks the same mount: a probe that comes every ten
+seconds does not fill the container with processes that hang.
+"""
+
+from _signal import SIGKILL
+from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_DGRAM, SOCK_SEQPACKET, socket, socketpair
+from errno import EADDRINUSE, ENOSYS, ENOTCONN
+from posix import (
+    O_CLOEXEC,
+    O_PATH,
+    O_RDONLY,
+    WNOHANG,
+    _exit,
+    close,
+    closerange,
+    fork,
+    fstat,
+    fstatvfs,
+    getuid,
+    kill,
+    open,
+    read,
+    readlink,
+    waitpid,
+)
+from time import monotonic, sleep
+
+from fusermount3_proxy import arguments
+from fusermount3_proxy.failure import Failure, reason, say
+
+USAGE = b"""\
+--wait-mounted PATH [--timeout S]
+Exit with 0 as soon as a FUSE filesystem is mounted at PATH and served, with 1 if it is not after S seconds (0).
+"""
+
+#: Seconds that a filesystem has at least to answer. A probe has one second if its pod does not say otherwise.
+ANSWER = 0.7
+#: Seconds after which somebody else is asked: another filesystem may have taken the place of one that hangs.
+LONGEST_LOOK = 5.0
+#: Seconds between two looks.
+PAUSE = 0.1
+
+_SERVED = b"served"
+_LARGEST_DESCRIPTOR = 2**31 - 1
+_OPTIONS = {b"wait-mounted": b"path", b"timeout": b"timeout"}
+
+
+def main(_program: bytes, words: list[bytes]) -> int:
+    """Return 0 when the filesystem is there. Raises Failure if it is not in time."""
+    given, rest = arguments.split(words, _OPTIONS)
+    if arguments.HELP in given:
+        say(1, USAGE)
+        return 0
+    if rest or not given.get(b"path"):
+        raise Failure(b"extra argument: %b" % rest[0] if rest else b"--wait-mounted: missing path")
+    wait(given[b"path"], arguments.seconds(given.get(b"timeout", b"0")))
+    return 0
+
+
+def wait(path: bytes, timeout: float) -> None:
+    """Return when a served FUSE filesystem is mounted at `path`; look once at least. Raises Failure."""
+    give_up = monotonic() + timeout
+    while problem := _look(path, min(max(give_up - monotonic(), ANSWER), LONGEST_LOOK)):
+        if monotonic() + PAUSE > give_up:
+            waited = b", waited %g seconds" % timeout if timeout else b""
+            raise Failure(b"%b: %b%b" % (path, problem, waited))
+        sleep(PAUSE)
+
+
+def _look(path: bytes, seconds: float) -> bytes:
+    """Return what is wrong with `path`; nothing if all is well."""
+    ours, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC)
+    child = fork()
+    if child == 0:
+        try:
+            _answer(path, theirs)
+        finally:
+            _exit(0)
+    theirs.close()
+    ours.settimeout(seconds)
+    try:
+        answer = ours.recv(256)
+    except TimeoutError:
+        kill(child, SIGKILL)
+        waitpid(child, WNOHANG)  # it may have to wait for the filesystem even now
+        return b"the filesystem does not answer"
+    finally:
+        ours.close()
+    waitpid(child, 0)
+    return b"" if answer == _SERVED else answer or b"nobody could look"
+
+
+def _answer(path: bytes, asker: socket) -> None:
+    """The child: ask the filesystem, and tell."""
+    number = asker.fileno()
+    # Whoever reads what the probe prints waits until nobody has the other end any more.
+    closerange(0, number)
+    closerange(number + 1, _LARGEST_DESCRIPTOR)
+    try:
+        asker.send(_state(path, asker))
+    except OSError as error:
+        asker.send(b"nobody serves it any more" if error.errno == ENOTCONN else reason(error))
+
+
+def _state(path: bytes, asker: socket) -> bytes:
+    """Return `_SERVED`, or what there is instead. Raises OSError; may block."""
+    place = open(path, O_PATH | O_CLOEXEC)  # of a mountpoint, this asks nothing of what is mounted there
+    mount = _mount_at(place)
+    if not mount:
+        return b"not a mountpoint of a FUSE filesystem"
+    _take_turn(mount, asker)
+    fstat(place)  # without allow_other, EACCES for all but its user
+    try:
+        fstatvfs(place)  # which the kernel never answers by itself
+    except OSError as error:
+        if error.errno != ENOSYS:  # an answer, of a server that does not know it
+            raise
+    return _SERVED
+
+
+def _take_turn(mount: bytes, asker: socket) -> None:
+    """Return when no other process is asking this mount: each takes the same abstract name, until it ends."""
+    name = b"\0fusermount3-proxy/wait-mounted/%d/%b" % (getuid(), mount)
+    turn = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC)
+    asker.settimeout(PAUSE / 10)
+    while True:
+        try:
+            turn.bind(name)
+            turn.detach()  # it stays open
+            return
+        except OSError as error:
+            if error.errno != EADDRINUSE:
+                return
+        try:
+            asker.recv(1)  # it says nothing
+            _exit(0)  # nor does it listen any more
+        except TimeoutError:
+            pass
+
+
+def _mount_at(place: int) -> bytes:
+    """Return the id of the FUSE mount whose root `place` is, nothing if it is none: see proc_pid_mountinfo(5)."""
+    path = readlink(b"/proc/self/fd/%d" % place)
+    for special in (b"\\", b" ", b"\t", b"\n"):
+        path = path.replace(special, b"\\%03o" % ord(special))
+    (mount,) = (line.split()[1] for line in _lines(b"/proc/self/fdinfo/%d" % place) if line.startswith(b"mnt_id:"))
+    for line in _lines(b"/proc/self/mountinfo"):
+        fields, _, filesystem = line.partition(b" - ")
+        if fields.startswith(mount + b" "):
+            type = filesystem.partition(b" ")[0].partition(b".")[0]
+            return mount if type in (b"fuse", b"fuseblk") and fields.split(b" ")[4] == path else b""
+    return b""
+
+
+def _lines(path: bytes) -> list[bytes]:
+    file = open(path, O_RDONLY | O_CLOEXEC)
+    parts = []
+    while part := read(file, 65536):
+        parts.append(part)
+    close(file)
+    return b"".join(parts).split(b"\n")

@@ -1,0 +1,20 @@
+{{- define "labels" -}}
+app.kubernetes.io/name: fusermount3-broker
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "image" -}}
+image: {{ printf "%s:%s" .image.repository (.image.tag | default .default) | quote }}
+{{- with .policy }}
+imagePullPolicy: {{ . }}
+{{- end }}
+{{- end }}
+
+{{- define "unprivileged" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+seccompProfile:
+  type: RuntimeDefault
+{{- end }}

@@ -1,0 +1,103 @@
+"""The controller that csi-sanity needs to have volumes at all, in front of the real node plugin, which has none.
+
+Volumes of this driver are written into manifests by people; csi-sanity wants to create them. So it is given an endpoint
+that answers for a controller itself, says that there is one, and hands on all that is asked of the node plugin, byte
+for byte, in both directions.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import grpc
+from google.protobuf import descriptor_pool, message_factory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto
+
+
+class Controller:
+    """Serves on the socket `path`, in front of the plugin on `plugin`; `official` describes all of CSI."""
+
+    def __init__(self, path: Path, plugin: Path, official: list[FileDescriptorProto]) -> None:
+        self._messages = _messages(official)
+        self._plugin = grpc.insecure_channel(f"unix://{plugin}")
+        self._server = grpc.server(ThreadPoolExecutor(8))
+        self._server.add_generic_rpc_handlers((_Handlers(self._behaviour),))
+        self._server.add_insecure_port(f"unix://{path}")
+
+    def __enter__(self) -> Controller:
+        self._server.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.stop(None).wait()
+        self._plugin.close()
+
+    def _behaviour(self, method: str) -> Callable[[bytes, Any], bytes]:
+        own: dict[str, Callable[[bytes], Any]] = {
+            "/csi.v1.Identity/GetPluginCapabilities": self._plugin_capabilities,
+            "/csi.v1.Controller/ControllerGetCapabilities": self._capabilities,
+            "/csi.v1.Controller/CreateVolume": self._create,
+            "/csi.v1.Controller/DeleteVolume": lambda _: self._messages("DeleteVolumeResponse")(),
+        }
+        if answer := own.get(method):
+            return lambda request, _: answer(request).SerializeToString()
+
+        def hand_on(request: bytes, context: Any) -> bytes:
+            try:
+                return self._ask_plugin(method, request)
+            except grpc.RpcError as error:
+                _abort(context, error)
+
+        return hand_on
+
+    def _ask_plugin(self, method: str, request: bytes) -> bytes:
+        call: Any = self._plugin.unary_unary(method)
+        response: bytes = call(request, timeout=60)
+        return response
+
+    def _plugin_capabilities(self, request: bytes) -> Any:
+        plugins = self._ask_plugin("/csi.v1.Identity/GetPluginCapabilities", request)
+        answer = self._messages("GetPluginCapabilitiesResponse").FromString(plugins)
+        answer.capabilities.add().service.type = 1  # CONTROLLER_SERVICE
+        return answer
+
+    def _capabilities(self, _: bytes) -> Any:
+        answer = self._messages("ControllerGetCapabilitiesResponse")()
+        answer.capabilities.add().rpc.type = 1  # CREATE_DELETE_VOLUME
+        return answer
+
+    def _create(self, request: bytes) -> Any:
+        asked = self._messages("CreateVolumeRequest").FromString(request)
+        answer = self._messages("CreateVolumeResponse")()
+        answer.volume.volume_id = asked.name
+        answer.volume.volume_context.update(asked.parameters)
+        return answer
+
+
+class _Handlers(grpc.GenericRpcHandler):
+    """Serves every method with what `behaviour` returns for its name, in bytes."""
+
+    def __init__(self, behaviour: Callable[[str], Callable[[bytes, Any], bytes]]) -> None:
+        self._behaviour = behaviour
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes]:
+        return grpc.unary_unary_rpc_method_handler(self._behaviour(details.method))
+
+
+def _messages(official: list[FileDescriptorProto]) -> Callable[[str], Any]:
+    """Return what returns the class of a message of CSI."""
+    pool = descriptor_pool.DescriptorPool()
+    for file in official:
+        pool.AddSerializedFile(file.SerializeToString())
+    return lambda name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"csi.v1.{name}"))
+
+
+def _abort(context: Any, error: Any) -> NoReturn:
+    context.abort(error.code(), error.details())
+    raise AssertionError("abort raises")

@@ -1,0 +1,93 @@
+"""csi-sanity of kubernetes-csi/csi-test, with the real broker as node plugin.
+
+What it tests of a node plugin needs volumes, which only a controller makes; so a `Controller` stands in front of the
+plugin. Its own tests of controllers are left out, for that is none of ours. Of the others it leaves out itself what a
+plugin doesn't claim to be able to do: `NOT_CLAIMED`. Nothing else is left out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.csi.controller import Controller
+from tests.csi.protos import described_with_imports
+from tests.lab.broker import Broker
+from tests.lab.commands import run
+from tests.lab.podman import mountinfo
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.e2e
+
+POD = "0d4f6a2e-7b7a-4b54-9f5e-3f9fd3a1a111"
+
+NOT_CLAIMED = {
+    "NodeStageVolume": "what a volume needs on a node is made for each pod that has it: there is nothing to stage",
+    "NodeUnstageVolume": "as above",
+    "NodeExpandVolume": "how large a volume is, is a matter of the FUSE program's",
+    "NodeGetStorageHealth": "there is no storage behind the volumes that the broker would know",
+}
+"""Groups of tests, by the method, and why the plugin doesn't have it."""
+
+
+@pytest.fixture
+def kubelet_directory(tmp_path: Path) -> Path:
+    """kubelet's directory, in which a pod has an emptyDir for the socket."""
+    tmp_path.chmod(0o755)
+    directory = tmp_path / "kubelet"
+    (directory / "pods" / POD / "volumes/kubernetes.io~empty-dir/fuse-fd-passing").mkdir(parents=True)
+    return directory
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, kubelet_directory: Path) -> Iterator[Path]:
+    """The socket of a broker that is the node plugin. When the test has ended, nothing of a volume may be left."""
+    endpoint = tmp_path / "csi.sock"
+    options = (f"--endpoint=unix://{endpoint}", "--node-id=node-1", f"--kubelet-dir={kubelet_directory}")
+    before = mountinfo()
+    with Broker(service=("csi", *options)) as broker:
+        broker.wait_for("the CSI plugin serves on")
+        yield endpoint
+        assert broker.records("internal error") == []
+        assert mountinfo() == before
+        assert [path for path in kubelet_directory.rglob("*") if not path.is_dir()] == []
+
+
+def test_csi_sanity_finds_nothing_wrong(
+    tmp_path: Path, kubelet_directory: Path, plugin: Path, csi_sanity: Path, official_protos: dict[str, Path]
+) -> None:
+    proto = official_protos["v1.13.0"]
+    parameters = tmp_path / "parameters.yaml"
+    parameters.write_text(f"csi.storage.k8s.io/pod.uid: {POD}\n")
+    report = tmp_path / "report.xml"
+    with Controller(tmp_path / "all.sock", plugin, described_with_imports(proto.parent, proto.name)):
+        said = run(
+            [
+                csi_sanity,
+                f"--csi.endpoint=unix://{tmp_path}/all.sock",
+                f"--csi.mountdir={kubelet_directory}/sanity",
+                f"--csi.stagingdir={tmp_path}/staging",
+                f"--csi.testvolumeparameters={parameters}",
+                "--ginkgo.focus=Node Service|Identity Service",
+                "--ginkgo.no-color",
+                f"--ginkgo.junit-report={report}",
+            ],
+            timeout=300,
+        )
+    results = {
+        case.attrib["name"].removeprefix("[It] "): case.attrib["status"]
+        for case in ElementTree.parse(report).iter("testcase")
+        if case.attrib["name"].startswith(("[It] Node Service", "[It] Identity Service"))
+    }
+    skipped = {name for name, status in results.items() if status == "skipped"}
+    not_claimed = {name for name in results if name.split()[2] in NOT_CLAIMED}
+    assert skipped == not_claimed, said.stdout
+    assert {name.split()[2] for name in skipped} == NOT_CLAIMED.keys()
+    assert {status for name, status in results.items() if name not in skipped} == {"passed"}
+    for expected in ("should work", "should be idempotent", "NodeUnpublishVolume should remove target path"):
+        assert f"Node Service {expected}" in results

@@ -1,0 +1,132 @@
+"""Images that are built with the lines in docs/containers.md, by Podman and without a network; and what comes of them
+when the distribution's fuse3 is installed later."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from typing import TYPE_CHECKING, Protocol
+
+import pytest
+
+from tests.e2e.documented import containerfiles, options_of, with_paths_of
+from tests.e2e.sshfs import use_sshfs
+from tests.lab.broker import PROXY, Broker
+from tests.lab.commands import run
+from tests.lab.images import (
+    BUSYBOX,
+    INSTALL_FUSE,
+    REPOSITORY,
+    SSHFS,
+    WITHOUT_FUSE,
+    WITHOUT_FUSE_TRIXIE,
+    DebianRecipe,
+    image_tag,
+)
+from tests.lab.podman import LIMITS, RUNTIME, Container, Options, Volume
+from tests.lab.programs import whoamifs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.e2e
+
+PROXY_VERSION = "fusermount3 version: 3.18.2\n"
+USER = "1000:1000"
+
+FOR_DPKG, FOR_OTHERS, FOR_NO_SHELL = containerfiles()
+
+
+class Build(Protocol):
+    """Build an image from another one and these lines of a Containerfile; return its name."""
+
+    def __call__(self, base: str, lines: str) -> str: ...
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Iterator[Build]:
+    shutil.copy(PROXY, tmp_path / "fusermount3-proxy")
+    built: list[str] = []
+
+    def build(base: str, lines: str) -> str:
+        (tmp_path / "Containerfile").write_text(f"FROM {base}\n{lines}")
+        built.append(f"{REPOSITORY}/built:{secrets.token_hex(8)}")
+        offline = ["--network=none", "--pull=never"]
+        run(["podman", *RUNTIME, "build", *LIMITS, *offline, "--tag", built[-1], tmp_path], timeout=300)
+        return built[-1]
+
+    yield build
+    for tag in built:
+        run(["podman", "image", "rm", "--force", tag])
+
+
+def options(broker: Broker, user: str | None, *volumes: Volume) -> Options:
+    """What docs/containers.md says is left for the command line."""
+    return Options(user=user, volumes=volumes, extra=with_paths_of(broker, options_of("podman run -v")))
+
+
+def check_probe(container: Container, mountpoint: str) -> None:
+    """Have our FUSE program mount, look at what it serves, and unmount."""
+    result = container.exec(["/usr/bin/whoamifs", "--probe", mountpoint], check=False)
+    assert (result.returncode, result.stdout.splitlines()[-1]) == (0, "ok=yes"), result.stdout + result.stderr
+
+
+PROBE = Volume(whoamifs(), "/usr/bin/whoamifs")
+
+
+@pytest.mark.parametrize(("user", "mountpoint"), [("0:0", "/mnt"), (USER, "/home/user/mnt")], ids=["root", "a user"])
+def test_debian_with_its_fuse3_and_our_lines(user: str, mountpoint: str, build: Build, broker: Broker) -> None:
+    image = build(image_tag(SSHFS), FOR_DPKG)
+    with Container(image, options=options(broker, user)) as container:
+        for name in ("fusermount3", "fusermount", "/bin/fusermount3", "/bin/fusermount"):
+            assert container.exec([name, "-V"]).stdout == PROXY_VERSION
+        assert container.exec(["/usr/bin/fusermount3.distrib", "-V"]).stdout != PROXY_VERSION
+        use_sshfs(container, mountpoint)
+
+
+@pytest.mark.parametrize("recipe", [WITHOUT_FUSE, WITHOUT_FUSE_TRIXIE], ids=lambda recipe: recipe.suite)
+def test_fuse3_that_is_installed_later_is_put_beside_the_proxy(
+    recipe: DebianRecipe, build: Build, broker: Broker
+) -> None:
+    image = build(image_tag(recipe), f"{FOR_DPKG}RUN {INSTALL_FUSE}\n")
+    with Container(image, options=options(broker, USER, PROBE)) as container:
+        assert container.exec(["fusermount3", "-V"]).stdout == PROXY_VERSION
+        assert container.exec(["fusermount", "-V"]).stdout == PROXY_VERSION
+        assert container.exec(["/usr/bin/fusermount3.distrib", "-V"]).stdout != PROXY_VERSION
+        assert "Status: install ok installed" in container.exec(["dpkg", "--status", "fuse3"]).stdout
+        check_probe(container, "/home/user/mnt")
+
+
+def test_the_helper_of_libfuse_2_that_is_installed_later_is_put_beside_the_proxy(build: Build, broker: Broker) -> None:
+    lines = FOR_DPKG.replace(" in ", " in /bin/fusermount ", 1)
+    image = build(image_tag(WITHOUT_FUSE), f"{lines}RUN {INSTALL_FUSE.replace('fuse3', 'fuse')}\n")
+    with Container(image, options=options(broker, USER)) as container:
+        assert container.exec(["fusermount", "-V"]).stdout == PROXY_VERSION
+        assert container.exec(["/usr/bin/fusermount.distrib", "-V"]).stdout != PROXY_VERSION
+        assert "Status: install ok installed" in container.exec(["dpkg", "--status", "fuse"]).stdout
+
+
+def test_without_the_diversion_fuse3_replaces_the_proxy_and_mounting_fails(build: Build, broker: Broker) -> None:
+    _, *without = FOR_DPKG.splitlines(keepends=True)
+    image = build(image_tag(WITHOUT_FUSE), f"{''.join(without)}RUN {INSTALL_FUSE}\n")
+    with Container(image, options=options(broker, USER, PROBE)) as container:
+        assert container.exec(["fusermount3", "-V"]).stdout != PROXY_VERSION
+        result = container.exec(["whoamifs", "--probe", "/home/user/mnt"], check=False)
+        assert result.returncode == 1
+        assert "fusermount3: mount failed: Operation not permitted" in result.stderr
+
+
+def test_an_image_without_dpkg(build: Build, broker: Broker) -> None:
+    image = build(image_tag(BUSYBOX), FOR_OTHERS)
+    with Container(image, options=options(broker, USER, PROBE)) as container:
+        assert container.exec(["fusermount", "-V"]).stdout == PROXY_VERSION
+        check_probe(container, "/home/user/mnt")
+
+
+def test_an_image_without_a_shell(build: Build, broker: Broker, tmp_path: Path) -> None:
+    shutil.copy(whoamifs(), tmp_path / "program")
+    image = build("scratch", f"{FOR_NO_SHELL}COPY program /usr/bin/whoamifs\nWORKDIR /mnt\n")
+    command = ["/usr/bin/whoamifs", "--pause"]
+    with Container(image, command, options(broker, None)) as container:
+        check_probe(container, "/mnt")

@@ -1,0 +1,946 @@
+"""What the mounter does for volumes, in a directory that stands for kubelet's: the real one, told by a test what to do.
+
+What the front and the CSI plugin make of that is tested with all of them elsewhere.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import stat as stat_module
+import time
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from broker import marks, plan, syscalls, targets, twins
+from broker.descriptors import Descriptors
+from tests.e2e.conftest import wait_until
+from tests.e2e.hostile import in_private_namespace
+from tests.e2e.owned_front import PATIENCE, a_plan
+from tests.e2e.volumes import SOCKET, Program, Volume, a_volume, publish, serve, stat, unpublish
+from tests.lab import tinyfuse
+from tests.lab.commands import run
+from tests.lab.podman import mountinfo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.e2e.owned_front import OwnedFront
+
+pytestmark = pytest.mark.e2e
+
+
+def with_volume(directory: Path, body: Callable[[OwnedFront, Volume], None]) -> None:
+    """Run `body` in a private mount namespace, with a mounter and a volume that must be gone at the end."""
+
+    def in_namespace() -> None:
+        kubelet = directory / "kubelet"
+        kubelet.mkdir()
+        with a_volume(kubelet) as (front, volume):
+            body(front, volume)
+
+    in_private_namespace(in_namespace)
+
+
+def is_marked(path: Path) -> bool:
+    return marks.MARK.decode() in os.listxattr(path, follow_symlinks=False)
+
+
+# Publish -------------------------------------------------------------------------------------------------------
+
+
+def test_a_published_volume_is_an_empty_directory_that_nobody_can_write_to(tmp_path: Path) -> None:
+    def body(front: OwnedFront, volume: Volume) -> None:
+        publish(front, volume)
+        (mount,) = volume.mounts()
+        assert mount.options >= {"ro", "nosuid", "nodev", "noexec"}
+        assert "ro" in mount.super_options
+        assert list(volume.target.iterdir()) == []
+        with pytest.raises(OSError, match="Read-only"):
+            (volume.target / "file").touch()
+
+    with_volume(tmp_path, body)
+
+
+@pytest.mark.parametrize("old_clients", [False, True])
+def test_the_sockets_in_the_emptydir_are_for_everybody_in_it(old_clients: bool, tmp_path: Path) -> None:
+    kinds = {SOCKET: socket.SOCK_SEQPACKET}
+    if old_clients:
+        kinds = {f"{SOCKET}.seqpacket": socket.SOCK_SEQPACKET, SOCKET: socket.SOCK_STREAM}
+
+    def body(front: OwnedFront, volume: Volume) -> None:
+        listeners = [socket.socket(fileno=each) for each in publish(front, volume, old_clients=old_clients)]
+        assert {each.name for each in volume.empty_dir.iterdir()} == set(kinds)
+        for listener, (name, kind) in zip(listeners, kinds.items(), strict=True):
+            path = volume.empty_dir / name
+            assert stat_module.S_IMODE(path.stat().st_mode) == 0o666
+            assert is_marked(path)
+            with socket.socket(socket.AF_UNIX, kind) as client:
+                os.chdir(volume.empty_dir)  # in a pod, the path is shorter
+                client.connect(name)
+                listener.accept()[0].close()
+            listener.close()
+
+    with_volume(tmp_path, body)
+
+
+def test_what_is_published_already_stays_and_its_sockets_are_new_unless_they_are_served(tmp_path: Path) -> None:
+    def body(front: OwnedFront, volume: Volume) -> None:
+        first = publish(front, volume)
+        (mount,) = volume.mounts()
+        path = volume.empty_dir / SOCKET
+        inode = path.stat().st_ino
+        assert publish(front, volume, serving=True) == []
+        assert path.stat().st_ino == inode
+        second = publish(front, volume)
+        assert path.stat().st_ino != inode
+        path.unlink()
+        assert len(publish(front, volume, serving=True)) == 1, "the pod has removed it"
+        assert volume.mounts() == [mount]
+        for each in first + second:
+            os.close(each)
+
+    with_volume(tmp_path, body)
+
+
+def plant_link(path: Path) -> None:
+    (path.parent / "other").touch()
+    path.symlink_to("other")
+
+
+def plant_dangling_link(path: Path) -> None:
+    path.symlink_to("/nowhere")
+
+
+def plant_fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def plant_directory(path: Path) -> None:
+    path.mkdir()
+    (path / "file").write_text("the pod's")
+
+
+def plant_file(path: Path) -> None:
+    path.write_text("the pod's")
+
+
+def plant_socket(path: Path) -> None:
+    os.mknod(path, stat_module.S_IFSOCK | 0o666)
+
+
+PLANTED = (plant_link, plant_dangling_link, plant_fifo, plant_directory, plant_file, plant_socket)
+
+
+def tree(directory: Path) -> dict[str, tuple[int, int, int, bytes]]:
+    """Return what is in a directory, and how it is."""
+    found = {}
+    for path in sorted(directory.rglob("*")):
+        status = path.lstat()
+        content = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
+        found[str(path)] = status.st_ino, status.st_mode, status.st_uid, content
+    return found
+
+
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+@pytest.mark.parametrize("name", [SOCKET, f"{SOCKET}.seqpacket"])
+def test_what_the_pod_has_where_a_socket_should_be_is_named_and_left_alone(
+    plant: Callable[[Path], None], name: str, tmp_path: Path
+) -> None:
+    def body(front: OwnedFront, volume: Volume) -> None:
+        plant(volume.empty_dir / name)
+        before = tree(volume.empty_dir)
+        for _ in range(2):
+            said = front.begin(volume.start_publish(old_clients=True)).hear()
+            assert said == plan.Failed(errno.EEXIST, f"make the socket {name}".encode())
+            assert tree(volume.empty_dir) == before
+            assert not volume.target.exists()
+        unpublish(front, volume)
+        assert tree(volume.empty_dir) == before
+
+    with_volume(tmp_path, body)
+
+
+@pytest.mark.parametrize("plant", [plant_link, plant_dangling_link, plant_fifo, plant_file, plant_socket])
+def test_nothing_is_followed_on_the_way_to_the_emptydir(plant: Callable[[Path], None], tmp_path: Path) -> None:
+    """A pod can't change that, but its volumes may be on a filesystem of somebody else's."""
+
+    def body(front: OwnedFront, volume: Volume) -> None:
+        volume.empty_dir.rmdir()
+        elsewhere = tmp_path / "other"
+        elsewhere.mkdir()
+        if plant is plant_link:
+            volume.empty_dir.symlink_to(elsewhere)
+        else:
+            plant(volume.empty_dir)
+        said = front.begin(volume.start_publish()).hear()
+        assert isinstance(said, plan.Failed)
+        assert said.step == b"open the emptyDir"
+        assert list(elsewhere.iterdir()) == []
+        unpublish(front, volume)
+
+    with_volume(tmp_path, body)
+
+
+@pytest.mark.parametrize("plant", [plant_link, plant_dangling_link, plant_fifo, plant_file, plant_socket])
+def test_a_target_that_is_no_directory_is_left_alone(plant: Callable[[Path], None], tmp_path: Path) -> None:
+    def body(front: OwnedFront, volume: Volume) -> None:
+        plant(volume.target)
+        before = tree(volume.target.parent)
+        assert front.begin(volume.start_publish()).hear() == plan.Failed(errno.EEXIST, b"make the target")
+        assert list(volume.empty_dir.iterdir()) == []
+        unpublish(front, volume)
+        assert tree(volume.target.parent) == before
+        volume.target.unlink()
+
+    with_volume(tmp_path, body)
+
+
+def test_what_somebody_else_has_mounted_at_the_target_stays(tmp_path: Path) -> None:
+    def body(front: OwnedFront, volume: Volume) -> None:
+        volume.target.mkdir()
+        run(["mount", "-t", "tmpfs", "theirs", volume.target])
+        (volume.target / "file").write_text("theirs")
+        before = volume.mounts()
+        assert front.begin(volume.start_publish()).hear() == plan.Failed(errno.EEXIST, b"make the target")
+        assert stat(front, volume) == plan.Stated(False, False, 0, 0, 0, 0, 0, 0)
+        unpublish(front, volume)
+        assert volume.mounts() == before
+        run(["umount", volume.target])
+        unpublish(front, volume)
+        volume.target.rmdir()
+
+    with_volume(tmp_path, body)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        plan.StartPublish(PATIENCE, b"../x", b"pods/a/volumes/kubernetes.io~empty-dir/b", b"s", False, False),
+        plan.StartPublish(PATIENCE, b"x", b"plugins", b"s", False, False),
+        plan.StartUnpublish(PATIENCE, b"pods/a", b"", b""),
+        plan.StartStat(PATIENCE, b"/etc"),
+        plan.StartEager(PATIENCE, b"pods/../x", plan.NO_GROUP),
+    ],
+    ids=lambda start: type(start).__name__,
+)
+def test_paths_that_lead_elsewhere_are_refused(start: plan.Start, tmp_path: Path) -> None:
+    def body(front: OwnedFront, _volume: Volume) -> None:
+        assert front.begin(start).hear() == plan.Failed(errno.EPERM, b"check the volume")
+
+    with_volume(tmp_path, body)
+
+
+# Mount ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_program_is_seen_at_its_own_mountpoint_and_at_the_volume(tmp_path: Path) -> None:
+    place = tmp_path / "own"
+    place.mkdir()
+
+    def body(front: OwnedFront, volume: Volume) -> None:
+        publish(front, volume)
+        program = serve(front, volume, b"there", place=place)
+        assert (place / "file").read_bytes() == b"there"
+        assert volume.file.read_bytes() == b"there"
+        assert stat(front, volume) == plan.Stated(
+            published=True,
+            served=True,
+            errno=0,
+            total_bytes=tinyfuse.BLOCKS * tinyfuse.BLOCK_SIZE,
+            free_bytes=tinyfuse.BLOCKS // 2 * tinyfuse.BLOCK_SIZE,
+            available_bytes=tinyfuse.BLOCKS // 4 * tinyfuse.BLOCK_SIZE,
+            total_inodes=100,
+            free_inodes=50,
+        )
+        run(["umount", place])
+        assert volume.file.read_bytes() == b"there"
+        program.kill()
+
+    with_volume(tmp_path, body)
+
+
+def test_a_program_without_a_mountpoint_is_seen_at_the_volume_only(tmp_path: Path) -> None:
+    def body(front: OwnedFront, volume: Volume) -> None:
+        publish(front, volume)
+        program = serve(front, volume, b"there", uid=1000)
+        assert volume.file.read_bytes() == b"there"
+        (mount,) = [mount for mount in mountinfo() if mount.is_fuse]
+        assert mount.mountpoint == str(volume.target)
+        assert "user_id=1000" in mount.super_options
+        program.kill()
+
+    with_volume(tmp_path, body)
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_in_a_user_namespace_a_program_serves_the_volume_and_is_asked_for_its_size(
+    pinned: bool, tmp_path: Path
+) -> None:
+    place = tmp_path / "own"
+    place.mkdir()
+
+    def body(front: OwnedFront, volume: Volume) -> None:
+        publish(front, volume)
+        for _ in range(2):  # the second in place of the first, that nobody outside can ask whether it is dead
+            program = serve(front, volume, place=place if pinned else None, user_namespace=True)
+            assert volume.types() == ["tmpfs", "fuse"]
+            assert stat(front, volume).total_bytes == tinyfuse.BLOCKS * tinyfuse.BLOCK_SIZE
+            another = Program(front, volume, user_namespace=True)
+            conversation = another.begin()
+            conversation.say(plan.Ask())
+            facts = conversation.hear()
+            assert isinstance(facts, plan.MountFacts)
+            conversation.say(a_plan(facts))
+            assert conversation.hear() == plan.Failed(errno.EBUSY, b"mount on the volume")
+            another.kill()
+            program.kill()
+            assert stat(front, volume).errno == errno.ENOTCONN
+
+    with_volume(tmp_path, body)
+
+
+def test_a_volume_that_is_read_only_is_so_at_the_target(tmp_path: Path) -> None:
+    place = tmp_path / "own"
+    place.mkdir()
+
+    def body(front: OwnedFront, volume: Volume) -> None:
+        publish(front, volume)
+        program = Program(front, volume, place=place)
+        program.keep(program.mount(program.begin(read_only=True)))
+        own, at_target = (
+            [mount for mount in mountinfo() if mount.mountpoint == str(path)][-1] for path in (place, volume.target)
+        )
+        assert "rw" in own.options
+        assert "ro" in at_target.options
+        run(["umount", place])
+        program.kill()
+
+    with_volume(tmp_path, body)
+
+
+def test_the_group_of_the_volume_is_that_of_the_filesystem(tmp_path: Path) -> None:
+    def body(front: OwnedFront, volume: Volume) -> None:
+        publish(front, volume)
+        program = Program(front, volume, uid=1000)
+        program.keep(program.mount(program.begin(group=2000)))
+        assert "group_id=2000" in volume.mounts()[-1].super_options
+        program.kill()
+
+    with_volume(tmp_path, body)
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+@pytest.mark.parametrize("ends", ["undo", "hang up", "killed"])
+def test_what_is_not_kept_is_taken_away_everywhere(ends: str, pinned: bool, tmp_path: Path) -> None:
+    place = tmp_path / "own"
+    place.mkdir()
+
+    def body(front: OwnedFront, volume: Volume) -> None:
+        publish(front, volume)
+        program = Program(front, volume, place=place if pinned else None, commits=False)
+        conversation = program.mount()
+        assert volume.types() == ["tmpfs", "fuse"]
+        if ends == "undo":
+            conversation.say(plan.Undo())
+            assert conversation.hear() == plan.RolledBack()
+        elif ends == "hang up":
+            program.connection.close()
+            conversation.close()
+        else:
+            os.kill(_child_of(front), signal.SIGKILL)
+        wait_until(lambda: volume.types() == ["tmpfs"])
+        program.kill()
+        if ends == "killed" and pinned:
+            run(["umount", "--lazy", place])  # who would have done that was killed
+
+    with_volume(tmp_path, body)
+
+
+def _child_of(front: OwnedFront) -> int:
+    """Return the pid of the child that serves a caller, which has a twin for parent."""
+    (child,) = [child for spare in psutil.Process(front.pid).children() for child in spare.children()]
+    return int(child.pid)
+
+
+def test_without_a_front_the_mount_stays_if_the_program_commits(tmp_path: Path) -> None:
+    place = tmp_path / "own"
+    place.mkdir()
+
+    def body(front: OwnedFront, volume: Volume) -> None:
+        publish(front, volume)
+        program = Program(front, volume, place=place)
+        program.mount().close()
+        wait_until(lambda: not [child for spare in psutil.Process(front.pid).children() for child in spare.children()])
+        assert (place / "file").read_bytes() == volume.file.read_bytes() == b"hello"
+        run(["umount", place])
+        program.kill()
+
+    with_volume(tmp_path, body)
+
+
+def test_a_volume_that_is_served_has_no_other_program(tmp_path: Path) -> None:
+    place = tmp_path / "own"
+    place.mkdir()
+
+    def body(front: OwnedFront, volume: Volume) -> None:
+        publish(front, volume)
+        program = serve(front, volume, b"first")
+        another = Program(front, volume, place=place)
+        conversation = another.begin()
+        conversation.say(plan.Ask())
+        facts = conversation.hear()
+        assert isinstance(facts, plan.MountFacts)
+        conversation.say(a_plan(facts))
+        assert conversation.hear() == plan.Failed(errno.EBUSY, b"mount on the volume")
+        assert volume.file.read_bytes() == b"first"
+        assert not [mount for mount in mountinfo() if mount.mountpoint == str(place)]
+        another.kill()
+        program.kill()
+
+    with_volume(tmp_path, body)
+
+
+def test_nothing_is_mounted_on_a_volume_that_is_not_published(tmp_path: Path) -> None:
+    def body(front: OwnedFront, volume: Volume) -> None:
+        volume.target.mkdir()
+        program = Program(front, volume)
+        conversation = program.begin()
+        conversation.say(plan.Ask())
+        facts = conversation.hear()
+        assert isinstance(facts, plan.MountFacts)
+        conversation.say(a_plan(facts))
+        assert conversation.hear() == plan.Failed(errno.ENOENT, b"mount on the volume")
+        program.kill()
+        volume.target.rmdir()
+
+    with_volume(tmp_path, body)
+
+
+# A program that has died ---------------------------------------------------------------------------------------
+
+
+def reader(path: Path, seen: Path, *not_its_own: int) -> int:
+    """Have a process read the file in a loop, in a mount namespace that gets what is mounted here; return its pid.
+
+    Each new thing that it sees is a line in `seen`: the content, or the name of the error. It closes what is not its:
+    who has the descriptor of a filesystem keeps that from dying.
+    """
+    child = os.fork()
+    if child:
+        return child
+    with suppress(BaseException):
+        for descriptor in not_its_own:
+            os.close(descriptor)
+        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+        syscalls.unshare(syscalls.CLONE_NEWNS)
+        run(["mount", "--make-rslave", "/"])
+        last = ""
+        with seen.open("a", buffering=1) as log:
+            log.write("ready\n")
+            while True:
+                try:
+                    now = path.read_text()
+                except OSError as error:
+                    now = errno.errorcode[error.errno or 0]
+                if now != last:
+                    log.write(f"{now}\n")
+                last = now
+    os._exit(1)
+
+
+def says(seen: Path, number: int) -> bool:
+    """Whether that is the last thing that a reader has seen."""
+    return seen.exists() and seen.read_text().endswith(f"{number}\n")
+
+
+def test_who_reads_all_the_time_sees_one_program_after_the_other_and_no_placeholder(tmp_path: Path) -> None:
+    """In a mount namespace of its own, as with HostToContainer."""
+    seen = tmp_path / "seen"
+    place = tmp_path / "own"
+    place.mkdir()
+
+    def body(front: OwnedFront, volume: Volume) -> None:
+        publish(front, volume)
+        program = serve(front, volume, b"0")
+        child = reader(volume.file, seen)
+        for number in range(1, 21):
+            wait_until(partial(says, seen, number - 1))
+            program.kill()
+            if number % 5 == 0:  # one that is not kept, meanwhile
+                not_kept = Program(front, volume, b"not kept", commits=False)
+                conversation = not_kept.mount()
+                not_kept.kill()
+                conversation.say(plan.Undo())
+                assert conversation.hear() == plan.RolledBack()
+                conversation.close()
+            program = serve(front, volume, b"%d" % number, namespace=True, place=place if number % 2 else None)
+            assert volume.types() == ["tmpfs", "fuse"]
+        wait_until(partial(says, seen, 20))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        program.kill()
+        lines = set(seen.read_text().split())
+        assert lines <= {"ready", "not", "kept", "ENOTCONN", "ECONNABORTED", "EIO", *map(str, range(21))}, lines
+
+    with_volume(tmp_path, body)
+
+
+def test_before_linux_6_5_the_dead_mount_is_taken_away_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if this kernel did not know the flag: it refuses one that it really doesn't know in the same way."""
+    monkeypatch.setattr(syscalls, "MOVE_MOUNT_BENEATH", 1 << 20)
+
+    def body(front: OwnedFront, volume: Volume) -> None:
+        publish(front, volume)
+        serve(front, volume).kill()
+        _, dead = volume.mounts()
+        os.chdir("/proc")
+        opened = Descriptors(socket.socket(), os.open(tmp_path / "kubelet", os.O_PATH))
+        copy = syscalls.open_tree(syscalls.AT_FDCWD, bytes(volume.target), targets._CLONE)
+        with targets.Target(opened, volume.relative(volume.target)) as target:
+            assert target.put(copy, PATIENCE) is not None
+        placeholder, new = volume.mounts()
+        assert (placeholder.fstype, new.device) == ("tmpfs", dead.device)
+        assert new.id != dead.id
+
+    with_volume(tmp_path, body)
+
+
+def test_what_replaces_a_dead_mount_and_is_not_kept_leaves_it_as_it_was(tmp_path: Path) -> None:
+    def body(front: OwnedFront, volume: Volume) -> None:
+        publish(front, volume)
+        serve(front, volume).kill()
+        _, dead = volume.mounts()
+        another = Program(front, volume, commits=False)
+        conversation = another.mount()
+        conversation.say(plan.Undo())
+        assert conversation.hear() == plan.RolledBack()
+        placeholder, again = volume.mounts()
+        assert (placeholder.fstype, again.device) == ("tmpfs", dead.device)
+        with pytest.raises(OSError, match="not connected"):
+            volume.file.read_bytes()
+        another.kill()
+
+    with_volume(tmp_path, body)
+
+
+# A program that hangs ------------------------------------------------------------------------------------------
+
+
+def hanging(front: OwnedFront, volume: Volume) -> tuple[Program, int]:
+    """Return a program that answers nothing, and the pid of a process that waits for it for ever."""
+    program = serve(front, volume, hangs=True)
+    run(["mount", "-t", "fusectl", "fusectl", "/sys/fs/fuse/connections"])
+    waiting = os.fork()
+    if waiting == 0:
+        with suppress(BaseException):
+            syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+            volume.file.read_bytes()
+        os._exit(0)
+    wait_until(lambda: _connection(volume, "waiting") != "0\n")
+    return program, waiting
+
+
+def _connection(volume: Volume, name: str) -> str:
+    _, _, number = volume.mounts()[-1].device.partition(":")
+    return Path(f"/sys/fs/fuse/connections/{number}/{name}").read_text()
+
+
+def test_a_volume_whose_program_hangs_is_said_to_hang_in_time(tmp_path: Path) -> None:
+    def body(front: OwnedFront, volume: Volume) -> None:
+        publish(front, volume)
+        program, waiting = hanging(front, volume)
+        begun = time.monotonic()
+        said = stat(front, volume, seconds=1)
+        assert (said.published, said.served, said.errno) == (True, False, errno.ETIMEDOUT)
+        assert time.monotonic() - begun < PATIENCE
+        program.kill()
+        os.waitpid(waiting, 0)
+        assert stat(front, volume).errno == errno.ENOTCONN
+
+    with_volume(tmp_path, body)
+
+
+def test_a_volume_whose_program_hangs_is_unpublished_in_time(tmp_path: Path) -> None:
+    """Who waited for the program has an error then."""
+
+    def body(front: OwnedFront, volume: Volume) -> None:
+        publish(front, volume)
+        program, waiting = hanging(front, volume)
+        begun = time.monotonic()
+        unpublish(front, volume, seconds=4)
+        assert time.monotonic() - begun < PATIENCE
+        assert volume.mounts() == []
+        os.waitpid(waiting, 0)
+        program.kill()
+
+    with_volume(tmp_path, body)
+
+
+# Unpublish -----------------------------------------------------------------------------------------------------
+
+
+def nothing(_front: OwnedFront, _volume: Volume) -> None:
+    pass
+
+
+def published(front: OwnedFront, volume: Volume) -> None:
+    publish(front, volume, old_clients=True)
+
+
+def published_twice(front: OwnedFront, volume: Volume) -> None:
+    publish(front, volume)
+    publish(front, volume)
+
+
+def served(front: OwnedFront, volume: Volume) -> None:
+    publish(front, volume)
+    serve(front, volume)
+
+
+def died(front: OwnedFront, volume: Volume) -> None:
+    publish(front, volume)
+    serve(front, volume).kill()
+
+
+def without_its_mounts(front: OwnedFront, volume: Volume) -> None:
+    """As after the node was started again."""
+    publish(front, volume)
+    run(["umount", volume.target])
+
+
+def without_its_directory(front: OwnedFront, volume: Volume) -> None:
+    publish(front, volume)
+    run(["umount", volume.target])
+    volume.target.rmdir()
+
+
+def without_its_emptydir(front: OwnedFront, volume: Volume) -> None:
+    publish(front, volume)
+    (volume.empty_dir / SOCKET).unlink()
+    volume.empty_dir.rmdir()
+
+
+def without_the_pod(front: OwnedFront, volume: Volume) -> None:
+    without_its_emptydir(front, volume)
+    run(["umount", volume.target])
+    volume.target.rmdir()
+    volume.target.parent.rmdir()
+
+
+STATES = (
+    *(nothing, published, published_twice, served, died),
+    *(without_its_mounts, without_its_directory, without_its_emptydir, without_the_pod),
+)
+
+
+@pytest.mark.parametrize("state", STATES, ids=lambda state: state.__name__)
+def test_whatever_is_left_of_a_volume_is_taken_away_and_once_more_is_no_mistake(
+    state: Callable[[OwnedFront, Volume], None], tmp_path: Path
+) -> None:
+    def body(front: OwnedFront, volume: Volume) -> None:
+        state(front, volume)
+        for _ in range(3):
+            unpublish(front, volume)
+            assert volume.mounts() == []
+            assert not volume.target.exists()
+            assert not (volume.empty_dir / SOCKET).exists()
+            assert not (volume.empty_dir / f"{SOCKET}.seqpacket").exists()
+
+    with_volume(tmp_path, body)
+
+
+def test_after_the_node_was_started_again_the_volume_can_be_published(tmp_path: Path) -> None:
+    def body(front: OwnedFront, volume: Volume) -> None:
+        without_its_mounts(front, volume)
+        publish(front, volume)
+        program = serve(front, volume)
+        assert volume.file.read_bytes() == b"hello"
+        program.kill()
+
+    with_volume(tmp_path, body)
+
+
+def test_a_directory_that_somebody_else_has_made_stays_and_so_does_all_that_is_the_pods(tmp_path: Path) -> None:
+    def body(front: OwnedFront, volume: Volume) -> None:
+        volume.target.mkdir()
+        (volume.empty_dir / "directory").mkdir()
+        for plant in (plant_link, plant_fifo, plant_socket):
+            plant(volume.empty_dir / plant.__name__)
+        (volume.empty_dir / "directory/file").write_text("the pod's")
+        before = tree(volume.empty_dir)
+        publish(front, volume)
+        unpublish(front, volume)
+        assert volume.target.is_dir()
+        assert tree(volume.empty_dir) == before
+        volume.target.rmdir()
+
+    with_volume(tmp_path, body)
+
+
+def test_what_the_pod_has_put_in_the_place_of_a_socket_meanwhile_stays(tmp_path: Path) -> None:
+    def body(front: OwnedFront, volume: Volume) -> None:
+        publish(front, volume)
+        path = volume.empty_dir / SOCKET
+        path.rename(volume.empty_dir / "elsewhere")
+        path.write_text("the pod's")
+        unpublish(front, volume)
+        assert path.read_text() == "the pod's"
+
+    with_volume(tmp_path, body)
+
+
+def test_a_pod_that_closes_its_emptydir_does_not_keep_its_volume(tmp_path: Path) -> None:
+    def body(front: OwnedFront, volume: Volume) -> None:
+        publish(front, volume)
+        volume.empty_dir.chmod(0)
+        unpublish(front, volume)
+        assert volume.mounts() == []
+
+    with_volume(tmp_path, body)
+
+
+# Eager ---------------------------------------------------------------------------------------------------------
+
+
+def mount_eagerly(front: OwnedFront, volume: Volume, *, keep: bool = True) -> int:
+    """Return the descriptor of a filesystem at the target that nobody serves yet."""
+    conversation = front.begin(plan.StartEager(PATIENCE, volume.relative(volume.target), plan.NO_GROUP))
+    conversation.say(a_plan(ROOTS_FACTS, allow_other=True))
+    said, (device,) = conversation.hear_with_descriptors()
+    assert isinstance(said, plan.Mounted)
+    conversation.say(plan.Keep() if keep else plan.Undo())
+    assert conversation.hear() == (plan.Kept() if keep else plan.RolledBack())
+    conversation.close()
+    return device
+
+
+ROOTS_FACTS = plan.MountFacts(0, 0, stat_module.S_IFDIR, False, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_who_looks_into_an_eager_volume_waits_for_its_program(pinned: bool, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    place = tmp_path / "own"
+    place.mkdir()
+
+    def body(front: OwnedFront, volume: Volume) -> None:
+        publish(front, volume)
+        device = mount_eagerly(front, volume)
+        child = reader(volume.file, seen, device)
+        wait_until(lambda: seen.exists() and seen.read_text() == "ready\n")
+        program = Program(front, volume, b"1", place=place if pinned else None, namespace=True)
+        conversation = program.mount(program.begin(held=device))
+        assert volume.types() == ["tmpfs", "fuse"]
+        program.keep(conversation)
+        os.close(device)
+        wait_until(partial(says, seen, 1))
+        assert seen.read_text() == "ready\n1\n"
+        mounted = (Path(f"/proc/{program.pid}/root") / place.relative_to("/") / "file").exists()
+        assert mounted == pinned
+        program.kill()
+        wait_until(lambda: seen.read_text().endswith("ENOTCONN\n"))
+        program = serve(front, volume, b"2")
+        wait_until(partial(says, seen, 2))
+        program.kill()
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+    with_volume(tmp_path, body)
+
+
+def test_a_program_that_does_not_take_an_eager_volume_leaves_it_to_the_next(tmp_path: Path) -> None:
+    place = tmp_path / "own"
+    place.mkdir()
+
+    def body(front: OwnedFront, volume: Volume) -> None:
+        publish(front, volume)
+        device = mount_eagerly(front, volume)
+        before = volume.mounts()
+        program = Program(front, volume, place=place, commits=False)
+        conversation = program.mount(program.begin(held=device))
+        program.kill()
+        conversation.say(plan.Undo())
+        assert conversation.hear() == plan.RolledBack()
+        conversation.close()
+        assert volume.mounts() == before
+        assert [mount for mount in mountinfo() if mount.is_fuse] == before[1:]
+        program = Program(front, volume, place=place)
+        program.keep(program.mount(program.begin(held=device)))
+        os.close(device)
+        assert (place / "file").read_bytes() == volume.file.read_bytes() == b"hello"
+        run(["umount", place])
+        program.kill()
+
+    with_volume(tmp_path, body)
+
+
+def test_an_eager_filesystem_that_is_not_kept_is_taken_away(tmp_path: Path) -> None:
+    def body(front: OwnedFront, volume: Volume) -> None:
+        publish(front, volume)
+        os.close(mount_eagerly(front, volume, keep=False))
+        assert volume.types() == ["tmpfs"]
+
+    with_volume(tmp_path, body)
+
+
+@pytest.mark.parametrize("wanted", [{"uid": 1000}, {"root_mode": stat_module.S_IFREG}, {"sync_init": True}], ids=str)
+def test_an_eager_filesystem_is_roots(wanted: dict[str, int], tmp_path: Path) -> None:
+    def body(front: OwnedFront, volume: Volume) -> None:
+        publish(front, volume)
+        conversation = front.begin(plan.StartEager(PATIENCE, volume.relative(volume.target), plan.NO_GROUP))
+        conversation.say(a_plan(ROOTS_FACTS, **wanted))
+        assert conversation.hear() == plan.Failed(errno.EPERM, b"check the plan")
+
+    with_volume(tmp_path, body)
+
+
+def test_a_descriptor_of_another_filesystem_is_not_given_out(tmp_path: Path) -> None:
+    def body(front: OwnedFront, volume: Volume) -> None:
+        publish(front, volume)
+        device, other = mount_eagerly(front, volume), os.open("/dev/fuse", os.O_RDWR)
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        data = b"fd=%d,rootmode=40000,user_id=0,group_id=0" % other
+        syscalls.mount(b"other", bytes(elsewhere), b"fuse", 0, data)
+        program = Program(front, volume)
+        conversation = program.begin(held=other)
+        conversation.say(plan.Ask())
+        facts = conversation.hear()
+        assert isinstance(facts, plan.MountFacts)
+        conversation.say(a_plan(facts))
+        assert conversation.hear() == plan.Failed(errno.EBADF, b"mount")
+        program.kill()
+        conversation.close()
+        os.close(device)
+        os.close(other)
+        syscalls.umount2(bytes(elsewhere), syscalls.MNT_DETACH)
+
+    with_volume(tmp_path, body)
+
+
+# Other containers of the pod -----------------------------------------------------------------------------------
+
+
+def consumer(volume: Volume, place: Path, *, read_only: bool, cgroup: str) -> int:
+    """Have a process of the pod's that has the volume at `place` as it is now, and gets nothing else of it."""
+    directory = _cgroups() / cgroup
+    directory.mkdir()
+    child = os.fork()
+    if child == 0:
+        with suppress(BaseException):
+            syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+            (directory / "cgroup.procs").write_text(str(os.getpid()))
+            syscalls.unshare(syscalls.CLONE_NEWNS)
+            run(["mount", "--make-rprivate", "/"])
+            run(["mount", "--bind", volume.target, place])
+            if read_only:
+                run(["mount", "-o", "remount,bind,ro", place])
+            for mount in reversed(volume.mounts()):
+                run(["umount", mount.mountpoint])
+            (place.parent / f"{place.name}.ready").touch()
+            signal.pause()
+        os._exit(1)
+    wait_until((place.parent / f"{place.name}.ready").exists)
+    return child
+
+
+def _cgroups() -> Path:
+    """Return where a group of processes can be made, which is known to /proc/PID/cgroup by its name."""
+    (mount, *_) = [mount for mount in mountinfo() if mount.fstype == "cgroup2"]
+    return Path(mount.mountpoint)
+
+
+def of(pid: int, place: Path) -> Path:
+    """Return the volume's file as a process sees it."""
+    return Path(f"/proc/{pid}/root") / place.relative_to("/") / "file"
+
+
+def test_containers_that_have_the_dead_filesystem_get_the_new_one_but_only_those_of_the_pod(tmp_path: Path) -> None:
+    """As they were started: what is read-only to one stays so."""
+    places = [tmp_path / name for name in ("plain", "read-only", "foreign")]
+    for place in places:
+        place.mkdir()
+
+    def body(front: OwnedFront, volume: Volume) -> None:
+        publish(front, volume)
+        program = serve(front, volume, b"0")
+        names = [f"test-pod{volume.pod}", f"test-pod{volume.pod.replace('-', '_')}.slice", "test-another-pod"]
+        consumers = [
+            consumer(volume, place, read_only=place is places[1], cgroup=name)
+            for place, name in zip(places, names, strict=True)
+        ]
+        for number in range(1, 4):
+            program.kill()
+            program = serve(front, volume, b"%d" % number)
+            for pid, place in zip(consumers[:2], places, strict=False):
+                wait_until(partial(is_content, b"%d" % number, of(pid, place)))
+                (mount,) = [mount for mount in mountinfo(pid) if mount.is_fuse]
+                assert ("ro" in mount.options) == (place is places[1])
+            assert read(of(consumers[2], places[2])) == b"ENOTCONN"
+        for pid, name in zip(consumers, names, strict=True):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            wait_until(partial(_removed, _cgroups() / name))
+        program.kill()
+
+    with_volume(tmp_path, body)
+
+
+def read(path: Path) -> bytes:
+    """Return what a file says, or the name of the error."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        return errno.errorcode[error.errno or 0].encode()
+
+
+def is_content(content: bytes, path: Path) -> bool:
+    return read(path) == content
+
+
+def _removed(directory: Path) -> bool:
+    with suppress(OSError):  # its last process is about to end
+        directory.rmdir()
+    return not directory.exists()
+
+
+# What a child of the mounter's may have its twin do ------------------------------------------------------------
+
+
+def test_a_twin_attaches_nothing_but_fuse_filesystems(tmp_path: Path) -> None:
+    """Whoever gets hold of the child, which is among a caller's files, gets hold of that."""
+
+    def body(front: OwnedFront, volume: Volume) -> None:
+        publish(front, volume)
+        os.chdir("/proc")
+        kubelet = os.open(tmp_path / "kubelet", os.O_PATH)
+        opened = Descriptors(socket.socket(), kubelet)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        child = os.fork()
+        if child == 0:
+            with suppress(BaseException):
+                ours.close()
+                twins.Attendant(opened, volume.relative(volume.target), False, PATIENCE).attend(theirs)
+            os._exit(0)
+        theirs.close()
+        twin = twins.Twin(ours, PATIENCE)
+        for path in ("/", "/proc", str(volume.target)):
+            copy = syscalls.open_tree(syscalls.AT_FDCWD, path.encode(), targets._CLONE)
+            with pytest.raises(PermissionError):
+                twin.put(copy)
+            os.close(copy)
+        with pytest.raises(FileNotFoundError):
+            twin.clone()
+        ours.close()
+        os.waitpid(child, 0)
+        assert volume.types() == ["tmpfs"]
+
+    with_volume(tmp_path, body)

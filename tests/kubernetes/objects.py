@@ -1,0 +1,56 @@
+"""The objects in the files of packaging/kubernetes, and the checks that hold for all of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import yaml
+
+PACKAGING = Path(__file__).parents[2] / "packaging/kubernetes"
+BASE = PACKAGING / "base"
+MIGRATION = PACKAGING / "meta-fuse-csi-plugin"
+CHART = PACKAGING / "chart"
+KUSTOMIZATION = "kustomization.yaml"
+EXAMPLES = sorted(path for path in (PACKAGING / "examples").glob("*.yaml") if path.name != KUSTOMIZATION)
+
+#: The first Kubernetes with sidecars, and the newest whose schemas are there.
+VERSIONS = ("1.29", kubernetes_validate.latest_version())
+
+Object = dict[str, Any]
+
+
+def objects(text: str) -> list[Object]:
+    """Return the objects of the documents in `text`."""
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+def of_files(paths: list[Path]) -> list[Object]:
+    return [each for path in paths for each in objects(path.read_text())]
+
+
+def of_base() -> list[Object]:
+    """Return the objects of the base as its files have them."""
+    return of_files([path for path in sorted(BASE.glob("*.yaml")) if path.name != KUSTOMIZATION])
+
+
+def the(kind: str, among: list[Object]) -> Object:
+    """Return the only object of that kind."""
+    (found,) = [each for each in among if each["kind"] == kind]
+    return found
+
+
+def name_of(each: Object) -> str:
+    return f"{each['kind']} {each['metadata']['name']}"
+
+
+def validate(each: Object) -> None:
+    """Compare with the API's schemas, in which no other fields are. Raises kubernetes_validate.ValidationError."""
+    for version in VERSIONS:
+        kubernetes_validate.validate(each, version, strict=True)
+
+
+def containers(pod: Object) -> list[Object]:
+    spec: Object = pod["spec"]
+    return [*spec.get("initContainers", []), *spec["containers"]]

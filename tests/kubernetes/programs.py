@@ -1,0 +1,34 @@
+"""helm and kustomize, built from their Go modules into the cache.
+
+Each is in a module of its own below tests/programs/kubernetes, whose go.sum says what is downloaded. They are built in
+the same container as the callers, so what a fresh machine needs for them is Podman.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.callers.build import compile_in, compilers, copy_out, downloading, recipe_of
+from tests.lab.cache import Cache
+from tests.lab.programs import SOURCES
+
+PACKAGES = {"helm": "helm.sh/helm/v3/cmd/helm", "kustomize": "sigs.k8s.io/kustomize/kustomize/v5"}
+
+TIMEOUT = 1800
+"""Seconds that a build may take: minutes on two processors that have nothing else to do."""
+
+
+def program(name: str) -> Path:
+    """Return the static executable `name`, "helm" or "kustomize". Raises build.NotReachable."""
+    source = SOURCES / "kubernetes" / name
+
+    def build(directory: Path) -> None:
+        with compilers(source) as container:
+            with downloading(f"Go modules of {name}"):
+                compile_in(container, "cd /source && go mod download")
+            # Two at a time: the linker alone needs a gigabyte.
+            script = f"cd /source && mkdir /out && CGO_ENABLED=0 go build -p 2 -trimpath -o /out/ {PACKAGES[name]}"
+            container.exec(["sh", "-c", script], timeout=TIMEOUT)
+            copy_out(container, "/out", directory)
+
+    return Cache().entry(name, recipe_of(source), build) / name

@@ -1,0 +1,112 @@
+"""The base is valid, and the broker gets by it what it needs and no more."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from broker import cli, config, mounter, syscalls
+from fusermount3_proxy import __version__
+from tests.kubernetes.objects import BASE, CHART, KUSTOMIZATION, name_of, of_base, the, validate
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.kubernetes.objects import Object
+
+OBJECTS = of_base()
+DAEMONSET = the("DaemonSet", OBJECTS)
+BROKER, *SIDECARS = DAEMONSET["spec"]["template"]["spec"]["containers"]
+CAPABILITIES = {getattr(syscalls, name): name for name in dir(syscalls) if name.startswith("CAP_")}
+OF_THE_SUPERVISOR = {"CAP_CHOWN", "CAP_KILL", "CAP_SETPCAP"}
+
+
+@pytest.mark.parametrize("each", OBJECTS, ids=name_of)
+def test_an_object_is_valid(each: Object) -> None:
+    validate(each)
+
+
+def test_the_schemas_know_their_fields() -> None:
+    driver = copy.deepcopy(the("CSIDriver", OBJECTS))
+    driver["spec"]["attachmentRequired"] = False
+    with pytest.raises(kubernetes_validate.ValidationError, match="attachmentRequired"):
+        validate(driver)
+    driver = copy.deepcopy(the("CSIDriver", OBJECTS))
+    driver["spec"]["podInfoOnMount"] = "true"
+    with pytest.raises(kubernetes_validate.ValidationError, match="boolean"):
+        validate(driver)
+
+
+def test_the_broker_can_have_the_capabilities_that_it_needs_and_no_others() -> None:
+    (option,) = [word for word in BROKER["command"] if word.startswith("--bounding-set=")]
+    none, *added = option.partition("=")[2].split(",")
+    assert none == "-all" and all(each.startswith("+") for each in added)
+    of_the_mounter = {CAPABILITIES[each] for each in mounter.CAPABILITIES}
+    assert {f"CAP_{each[1:].upper()}" for each in added} == of_the_mounter | OF_THE_SUPERVISOR
+
+
+def test_the_broker_is_started_with_options_that_it_has() -> None:
+    name = BROKER["command"][-1]
+    command = cli.main.commands[name]
+    options = {word for each in command.params for word in each.opts}
+    given = [word.partition("=")[0] for word in BROKER["args"]]
+    assert set(given) <= options
+    assert {each.opts[0] for each in command.params if each.required} <= set(given)
+
+
+def test_nothing_but_the_broker_is_privileged() -> None:
+    for container in SIDECARS:
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }
+    spec = DAEMONSET["spec"]["template"]["spec"]
+    assert not {"hostNetwork", "hostIPC", "serviceAccountName"} & spec.keys()
+    assert spec["automountServiceAccountToken"] is False
+
+
+def test_only_pods_directories_are_shared_with_the_node() -> None:
+    shared = [mount for mount in BROKER["volumeMounts"] if "mountPropagation" in mount]
+    assert [mount["mountPath"] for mount in shared] == ["/var/lib/kubelet/pods"]
+
+
+def test_all_name_the_same_driver() -> None:
+    name = the("CSIDriver", OBJECTS)["metadata"]["name"]
+    assert f"--driver-name={name}" in BROKER["args"]
+    (registrar, _) = SIDECARS
+    assert f"--kubelet-registration-path=/var/lib/kubelet/plugins/{name}/csi.sock" in registrar["args"]
+    paths = {
+        volume["name"]: volume["hostPath"]["path"]
+        for volume in DAEMONSET["spec"]["template"]["spec"]["volumes"]
+        if "hostPath" in volume
+    }
+    assert paths["plugin"] == f"/var/lib/kubelet/plugins/{name}"
+    assert paths["state"].endswith(f"/{name}")
+
+
+def test_probes_ask_where_the_livenessprobe_answers() -> None:
+    (_, livenessprobe) = SIDECARS
+    (port,) = [word.partition("=")[2] for word in livenessprobe["args"] if word.startswith("--health-port=")]
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert BROKER[probe]["httpGet"] == {"path": "/healthz", "port": int(port)}
+
+
+def test_the_configuration_is_one(tmp_path: Path) -> None:
+    ((name, content),) = the("ConfigMap", OBJECTS)["data"].items()
+    (option,) = [word for word in BROKER["args"] if word.startswith("--config=")]
+    assert option.endswith(f"/{name}")
+    (tmp_path / name).write_text(content)
+    config.load(tmp_path / name)
+
+
+def test_versions_are_the_packages() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
+    images = yaml.safe_load((BASE / KUSTOMIZATION).read_text())["images"]
+    assert {"name": "fusermount3-broker", "newTag": __version__} in images

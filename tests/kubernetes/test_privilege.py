@@ -1,0 +1,45 @@
+"""The broker does with the capabilities that the DaemonSet leaves it, and no process of it can have others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from broker import mounter
+from tests.e2e.conftest import containers, nothing_left
+from tests.e2e.test_sandbox import bits, status_of
+from tests.lab.broker import PROGRAM, Broker
+from tests.lab.cluster import confinement
+from tests.lab.images import BUSYBOX, image_tag
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.e2e
+
+#: The numbers of CAP_CHOWN, CAP_KILL and CAP_SETPCAP (linux/capability.h).
+OF_THE_SUPERVISOR = (0, 5, 8)
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    """A broker that is started by what comes before its name in the DaemonSet."""
+    with Broker(command=(*confinement(), PROGRAM)) as broker, nothing_left(broker):
+        yield broker
+
+
+def may_have(pid: int) -> int:
+    return int(status_of(pid)["CapBnd"], 16)
+
+
+def test_no_process_can_have_more(broker: Broker) -> None:
+    assert may_have(broker.process.pid) == bits(*mounter.CAPABILITIES, *OF_THE_SUPERVISOR)
+    assert may_have(broker.mounter.pid) == bits(*mounter.CAPABILITIES)
+    assert may_have(broker.front.pid) == 0
+
+
+def test_a_filesystem_is_mounted_and_unmounted(broker: Broker) -> None:
+    with containers(broker) as start:
+        container = start(image_tag(BUSYBOX), user="1000:1000")
+        assert container.exec(["whoamifs", "--probe", "/home/user/mnt"]).stdout.endswith("ok=yes\n")

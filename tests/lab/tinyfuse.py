@@ -1,0 +1,91 @@
+"""A FUSE program of one file, for tests that have a /dev/fuse descriptor and want it served, by whom they like.
+
+It speaks the kernel's protocol itself (include/uapi/linux/fuse.h): a program with libfuse would want to mount, too.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import struct
+from contextlib import suppress
+from dataclasses import dataclass
+
+NAME = b"file"
+BLOCKS = 1000
+BLOCK_SIZE = 4096
+
+_LOOKUP, _FORGET, _GETATTR, _OPEN, _READ, _STATFS, _RELEASE = 1, 2, 3, 14, 15, 17, 18
+_FLUSH, _INIT, _OPENDIR, _READDIR, _RELEASEDIR, _INTERRUPT, _BATCH_FORGET = 25, 26, 27, 28, 29, 36, 42
+_ROOT, _FILE = 1, 2
+_INIT_REPLY = struct.pack("=IIIIHHIIHH28x", 7, 31, 65536, 0, 12, 9, 65536, 1, 0, 0)
+_STATFS_REPLY = struct.pack("=5Q4I24x", BLOCKS, BLOCKS // 2, BLOCKS // 4, 100, 50, BLOCK_SIZE, 255, BLOCK_SIZE, 0)
+
+
+@dataclass
+class TinyFuse:
+    """A process that serves `device`, whose only file says `content`. With `hangs`, it reads requests and answers none
+    but the first. This process's own descriptor is closed."""
+
+    device: int
+    content: bytes = b"hello"
+    hangs: bool = False
+
+    def __post_init__(self) -> None:
+        self.pid = os.fork()
+        if self.pid == 0:
+            with suppress(BaseException):
+                serve(self.device, self.content, self.hangs)
+            os._exit(0)
+        os.close(self.device)
+
+    def kill(self) -> None:
+        """End it as a crash does."""
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+
+def serve(device: int, content: bytes = b"hello", hangs: bool = False) -> None:
+    """Serve in this process until the filesystem has ended; no longer than a test may take. Raises OSError."""
+    signal.alarm(120)
+    while True:
+        request = os.read(device, 1 << 17)
+        _, opcode, unique, node, *_ = struct.unpack_from("=IIQQIII", request)
+        if opcode in (_FORGET, _BATCH_FORGET, _INTERRUPT) or (hangs and opcode != _INIT):
+            continue
+        try:
+            body, error = _answer(opcode, node, request[40:], content), 0
+        except OSError as refused:
+            body, error = b"", refused.errno or errno.EIO
+        os.write(device, struct.pack("=IiQ", 16 + len(body), -error, unique) + body)
+
+
+def _answer(opcode: int, node: int, arguments: bytes, content: bytes) -> bytes:
+    if opcode == _INIT:
+        return _INIT_REPLY
+    if opcode == _STATFS:
+        return _STATFS_REPLY
+    if opcode == _GETATTR:
+        return struct.pack("=QII", 0, 0, 0) + _attributes(node, content)
+    if opcode == _LOOKUP and arguments.rstrip(b"\0") == NAME:
+        return struct.pack("=QQQQII", _FILE, 1, 0, 0, 0, 0) + _attributes(_FILE, content)
+    if opcode == _LOOKUP:
+        raise FileNotFoundError(errno.ENOENT, "no such file")
+    if opcode in (_OPEN, _OPENDIR):
+        return struct.pack("=QII", 0, 0, 0)
+    if opcode in (_READ, _READDIR):
+        _, offset, size = struct.unpack_from("=QQI", arguments)
+        whole = content if opcode == _READ else _ENTRY
+        return whole[offset : offset + size]
+    if opcode in (_FLUSH, _RELEASE, _RELEASEDIR):
+        return b""
+    raise OSError(errno.ENOSYS, "not implemented")
+
+
+def _attributes(node: int, content: bytes) -> bytes:
+    mode, size = (0o040755, 0) if node == _ROOT else (0o100644, len(content))
+    return struct.pack("=6Q10I", node, size, 1, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, BLOCK_SIZE, 0)
+
+
+_ENTRY = struct.pack("=QQII", _FILE, 1 << 20, len(NAME), 0o10) + NAME + bytes(4)

@@ -1,0 +1,113 @@
+"""What the plugin is answered about how volumes are, with fake publications behind the desk."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections import Counter
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from broker import plan
+from broker.csi import requests
+from broker.csi.desk import Desk
+from broker.options import Refusal
+from broker.publications import Publications
+from fusermount3_proxy import wire
+
+WELL = plan.Stated(
+    published=True,
+    served=True,
+    errno=0,
+    total_bytes=9,
+    free_bytes=8,
+    available_bytes=7,
+    total_inodes=6,
+    free_inodes=5,
+)
+DEAD = WELL._replace(served=False, errno=errno.ENOTCONN)
+HUNG = Refusal(errno.ETIMEDOUT, b"late")
+
+
+class FakePublications(Publications):
+    """Volumes by id: how each is at which target."""
+
+    def __init__(self, volumes: dict[bytes, dict[bytes, plan.Stated | Refusal]]) -> None:
+        self._by_id = volumes
+
+    def targets_of(self, id: bytes) -> list[bytes]:  # noqa: A002  # as it is called there
+        return list(self._by_id.get(id, {}))
+
+    async def stat(self, target: bytes) -> plan.Stated:
+        (found,) = (targets[target] for targets in self._by_id.values() if target in targets)
+        if isinstance(found, Refusal):
+            raise found
+        return found
+
+
+def answer_to(
+    request: requests.Record,
+    volumes: dict[bytes, dict[bytes, plan.Stated | Refusal]],
+    before: Iterable[requests.Record] = (),
+    counted: Counter[str] | None = None,
+) -> requests.Record:
+    """Return the answer to `request`, after `before` was said; `counted` is the front's count of requests."""
+
+    async def ask() -> requests.Record:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        front: Any = SimpleNamespace(log=lambda *_, **__: None, requests=counted)
+        with ours, theirs:
+            ours.setblocking(False)
+            desk = asyncio.create_task(Desk(front, FakePublications(volumes), theirs).run())
+            loop = asyncio.get_running_loop()
+            assert requests.load(await loop.sock_recv(ours, wire.MAX_MESSAGE)) == requests.Done(0)
+            for each in (*before, request):
+                await loop.sock_sendall(ours, requests.dump(each))
+            answer = requests.load(await loop.sock_recv(ours, wire.MAX_MESSAGE))
+            desk.cancel()
+            await asyncio.wait([desk])
+        return answer
+
+    return asyncio.run(asyncio.wait_for(ask(), 30))
+
+
+def trouble(target: bytes, volumes: dict[bytes, dict[bytes, plan.Stated | Refusal]]) -> bytes:
+    """Return what is wrong with the volume "v"; empty if nothing is."""
+    answer = answer_to(requests.Stat(7, b"v", target), volumes)
+    assert isinstance(answer, requests.Stated)
+    assert answer.number == 7
+    return answer.trouble
+
+
+def test_a_volume_that_is_well_says_how_full_it_is() -> None:
+    answer = answer_to(requests.Stat(7, b"v", b"a"), {b"v": {b"a": WELL}})
+    assert answer == requests.Stated(7, True, 9, 8, 7, 6, 5, b"")
+
+
+@pytest.mark.parametrize("how", [DEAD, HUNG], ids=["dead", "hung"])
+def test_a_volume_in_trouble_says_why(how: plan.Stated | Refusal) -> None:
+    assert trouble(b"a", {b"v": {b"a": how}})
+
+
+def test_without_a_target_the_worst_is_told() -> None:
+    assert not trouble(b"", {b"v": {b"a": WELL, b"b": WELL}, b"w": {b"c": DEAD}})
+    assert trouble(b"", {b"v": {b"a": WELL, b"b": HUNG, b"c": WELL}})
+    assert not trouble(b"a", {b"v": {b"a": WELL, b"b": HUNG}})
+
+
+def test_what_the_plugin_has_refused_is_counted_with_the_rest() -> None:
+    counted: Counter[str] = Counter()
+    said = [requests.TurnedAway(each) for each in (b"publish", b"publish", b"unpublish", b"stat", b"nonsense")]
+    answer_to(requests.Stat(7, b"v", b"a"), {}, said, counted)
+    assert counted == {"publish refused": 2, "unpublish refused": 1}
+
+
+@pytest.mark.parametrize("target", [b"", b"a", b"b"])
+def test_a_volume_is_not_found_where_it_is_not(target: bytes) -> None:
+    answer = answer_to(requests.Stat(7, b"v", target), {b"w": {b"a": WELL}, **({b"v": {b"c": WELL}} if target else {})})
+    assert isinstance(answer, requests.Refused)
+    assert (answer.number, answer.code) == (7, requests.NOT_FOUND)

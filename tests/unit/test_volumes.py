@@ -1,0 +1,148 @@
+"""The table of volumes: what was written down before a crash is known after it."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker.plan import NO_GROUP
+from broker.volumes import Volume, Volumes
+from tests.unit.samples import VOLUME
+
+OTHER = replace(VOLUME, target=b"other", id=b"csi-2", name=b"other.sock")
+
+texts = st.binary(max_size=50)
+volumes = st.builds(
+    Volume,
+    target=texts,
+    id=texts,
+    pod=st.text("0123456789abcdef-", max_size=36),
+    directory=texts,
+    name=texts,
+    old_clients=st.booleans(),
+    eager=st.booleans(),
+    read_only=st.booleans(),
+    allow_other=st.booleans(),
+    options=texts,
+    group=st.integers(0, NO_GROUP),
+    alone=st.booleans(),
+)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Iterator[Volumes]:
+    table = Volumes(tmp_path)
+    yield table
+    table.close()
+
+
+def reopened(table: Volumes, directory: Path) -> Volumes:
+    """Return the table as the next front finds it; the last one was killed."""
+    table.close()
+    return Volumes(directory)
+
+
+@settings(max_examples=20)
+@given(st.lists(volumes, unique_by=lambda volume: volume.target, max_size=4))
+def test_volumes_come_out_as_they_went_in(tmp_path_factory: pytest.TempPathFactory, given: list[Volume]) -> None:
+    directory = tmp_path_factory.mktemp("state")
+    table = Volumes(directory)
+    for volume in given:
+        table.add(volume)
+    table = reopened(table, directory)
+    assert list(table) == given
+    assert [type(value) for each in table for value in vars_of(each)] == [
+        type(value) for each in given for value in vars_of(each)
+    ]
+    table.close()
+
+
+def vars_of(volume: Volume) -> list[object]:
+    return [getattr(volume, name) for name in Volume.__slots__]
+
+
+def test_what_was_removed_is_not_known_any_more(table: Volumes, tmp_path: Path) -> None:
+    table.add(VOLUME)
+    table.add(OTHER)
+    table.remove(VOLUME.target)
+    table.remove(b"no such target")
+    table = reopened(table, tmp_path)
+    assert (list(table), table.find(VOLUME.target), table.find(OTHER.target)) == ([OTHER], None, OTHER)
+    table.close()
+
+
+def test_that_a_program_has_the_filesystem_is_known_until_the_machine_is_booted(table: Volumes, tmp_path: Path) -> None:
+    table.add(VOLUME)
+    table.add(OTHER)
+    table.note_taken(VOLUME.target)
+    table = reopened(table, tmp_path)
+    assert (table.is_taken(VOLUME.target), table.is_taken(OTHER.target)) == (True, False)
+    with sqlite3.connect(tmp_path / "volumes.sqlite") as database:
+        database.execute("PRAGMA user_version = 1")  # another boot's
+    table = reopened(table, tmp_path)
+    assert list(table) == [VOLUME, OTHER], "what was made for them has to be removed all the same"
+    assert not table.is_taken(VOLUME.target)
+    table.close()
+
+
+def test_a_volume_that_is_published_anew_has_no_program_yet(table: Volumes) -> None:
+    table.add(VOLUME)
+    table.note_taken(VOLUME.target)
+    table.remove(VOLUME.target)
+    table.add(VOLUME)
+    assert not table.is_taken(VOLUME.target)
+    table.note_taken(b"no such target")
+    assert not table.is_taken(b"no such target")
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        (replace(VOLUME, target=b"other"), True),
+        (replace(VOLUME, target=b"other", name=b"fuse.sock.seqpacket"), False),
+        (replace(VOLUME, target=b"other", name=b"fuse.sock.seqpacket", directory=b"elsewhere"), False),
+        (replace(VOLUME, target=b"other", directory=b"elsewhere"), False),
+    ],
+)
+def test_two_volumes_cannot_have_one_socket(table: Volumes, other: Volume, expected: bool) -> None:
+    table.add(VOLUME)
+    assert table.rival_of(VOLUME) is None, "itself"
+    assert (table.rival_of(other) is not None) == expected
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        (False, False, False),
+        (True, False, True),
+        (False, True, True),
+        (True, True, True),
+    ],
+)
+def test_a_volume_that_is_to_be_alone_has_no_other_target(
+    table: Volumes, one: bool, other: bool, expected: bool
+) -> None:
+    table.add(replace(VOLUME, alone=one))
+    second = replace(VOLUME, target=b"other", directory=b"elsewhere", alone=other)
+    assert table.twin_of(replace(VOLUME, alone=one)) is None, "itself"
+    assert (table.twin_of(second) is not None) == expected
+    assert table.twin_of(replace(second, id=b"csi-2")) is None
+
+
+def test_the_second_socket_of_old_clients_is_the_volumes_too(table: Volumes) -> None:
+    table.add(replace(VOLUME, old_clients=True))
+    assert table.rival_of(replace(VOLUME, target=b"other", name=b"fuse.sock.seqpacket"))
+
+
+def test_a_damaged_table_is_put_aside(tmp_path: Path) -> None:
+    (tmp_path / "volumes.sqlite").write_bytes(b"nonsense" * 1000)
+    table = Volumes(tmp_path)
+    assert list(table) == []
+    assert table.lost and "volumes.sqlite.damaged-" in table.lost
+    table.close()
