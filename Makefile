@@ -38,9 +38,9 @@ build/static/fusermount3-proxy: $(SOURCES) | build-packages
 .PHONY: deb
 deb: | deb-packages  ## Debian packages for the release that runs here: build/deb/*.deb
 	rm -rf build/deb && mkdir -p build/deb
-	packaging/export build/deb/source
-	cd build/deb/source && dpkg-buildpackage --no-sign
-	rm -rf build/deb/source
+	packaging/export build/deb/fusermount3-proxy
+	cd build/deb/fusermount3-proxy && dpkg-buildpackage --no-sign
+	rm -rf build/deb/fusermount3-proxy
 
 build/static/%/fusermount3-proxy: $(SOURCES) | build-packages
 	packaging/install-packages $(CROSS_PACKAGES_$*)
