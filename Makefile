@@ -38,13 +38,13 @@ build/static/fusermount3-proxy: $(SOURCES) | build-packages
 .PHONY: deb
 deb: | deb-packages  ## Debian packages for the release that runs here: build/deb/*.deb
 	rm -rf build/deb && mkdir -p build/deb
-	packaging/export build/deb/source
-	cd build/deb/source && dpkg-buildpackage --no-sign
-	rm -rf build/deb/source
+	packaging/export build/deb/fusermount3-proxy
+	cd build/deb/fusermount3-proxy && dpkg-buildpackage --no-sign
+	rm -rf build/deb/fusermount3-proxy
 
 build/static/%/fusermount3-proxy: $(SOURCES) | build-packages
 	packaging/install-packages $(CROSS_PACKAGES_$*)
-	packaging/static/foreign-libpython $* $(@D)/libpython
+	PYTHON=$(PYTHON) packaging/static/foreign-libpython $* $(@D)/libpython
 	$(PYTHON) packaging/static/build.py --output $@ --arch $* --root $(@D)/libpython
 
 .PHONY: demo
@@ -92,7 +92,7 @@ csi: $(PROTOC)/installed  ## generate broker/csi/csi_pb2.py and .pyi from csi.pr
 	$(PROTOC)/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. broker/csi/csi.proto
 
 .PHONY: device-plugin
-device-plugin: $(PROTOC)/installed  ## generate deviceplugin_pb2.py and .pyi in broker/deviceplugin, after a change of the .proto
+device-plugin: $(PROTOC)/installed  ## the same for broker/deviceplugin/deviceplugin.proto
 	$(PROTOC)/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. broker/deviceplugin/deviceplugin.proto
 
 $(PROTOC)/installed: | build-packages

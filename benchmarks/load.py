@@ -31,10 +31,10 @@ from tests.lab.load import Beside, Call, Helper, Holding, holding
 from tests.lab.podman import Container, Options, Volume
 
 SOURCES = Path(__file__).parents[1]
-#: As it is shipped, but that it looks for dead mounts, which tests switch off.
-SHIPPED = "dead_mounts_seconds = 2"
+#: As it is shipped, with what tests switch off: it looks for dead mounts, and keeps limits.
+SHIPPED = "dead_mounts_seconds = 2\n[limits]"
 #: So that one caller may have what is measured here.
-UNLIMITED = f"mount_max = -1\n{SHIPPED}\n[limits]\nmounts = 0\nrequests_per_second = 0\nconcurrent = 0"
+UNLIMITED = f"mount_max = -1\n{SHIPPED}\nmounts = 0\nrequests_per_second = 0\nconcurrent = 0"
 KIB, MIB = 1024, 1024 * 1024
 
 

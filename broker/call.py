@@ -81,6 +81,7 @@ Begin = Callable[[Front, Channel], "Call"]
 async def serve(call: "Call") -> None:
     """Serve a caller that was let in."""
     try:
+        await call.wait_for_turn()
         await call.serve()
     except Refusal as refusal:
         try:
@@ -136,6 +137,12 @@ class Call:
         account = accounts.enter(peer.account, self._front.configuration, self._begun)
         self.held.callback(accounts.leave, account)
         self._caller = peer, account
+        self._pause = account.pause(self._front.configuration, self._begun)
+
+    async def wait_for_turn(self) -> None:
+        """Wait if those who pay for this have asked for much just now: that is to be at nobody else's expense."""
+        if self._pause:
+            await asyncio.sleep(self._pause)
 
     async def serve(self) -> None:
         """Receive the request and carry it out. Raises Refusal, ProtocolError, MounterFailed, HungUp."""

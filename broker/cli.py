@@ -37,7 +37,7 @@ _PROXY = click.option(
     show_default=True,
     help="The static executable on the host.",
 )
-_SOCKET = click.option(
+_BROKER_SOCKET = click.option(
     "--socket",
     type=click.Path(path_type=Path),
     default=config.Socket.path,
@@ -217,7 +217,7 @@ def abort(config_path: Path | None, id: str) -> None:  # what it is called in th
 )
 @click.option("--cdi", "by_cdi", is_flag=True, help="Tell kubelet (1.28 or later) only the name of the CDI device.")
 @_PROXY
-@_SOCKET
+@_BROKER_SOCKET
 @_DEVICE_NODE
 def device_plugin(
     kubelet_dir: Path, resource: str, count: int, by_cdi: bool, proxy: Path, socket: Path, device_node: bool
@@ -245,7 +245,7 @@ def cdi() -> None:
 @cdi.command()
 @click.option("--output", type=click.Path(path_type=Path), help="Write the file, for example /etc/cdi/NAME.json.")
 @_PROXY
-@_SOCKET
+@_BROKER_SOCKET
 @_DEVICE_NODE
 def generate(output: Path | None, proxy: Path, socket: Path, device_node: bool) -> None:
     """Print the specification of the device fusermount3-proxy.dev/fuse=on.

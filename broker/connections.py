@@ -79,6 +79,15 @@ def exists(fusectl: int, device: int) -> bool:
     return os.access(f"{device}", os.F_OK, dir_fd=fusectl)
 
 
+def is_waited_for(fusectl: int, device: int) -> bool:
+    """Whether a request waits to be answered in the connection of that device."""
+    try:
+        with Connection(fusectl, device) as connection:
+            return connection.waiting() > 0
+    except FileNotFoundError:
+        return False
+
+
 def abort_own(fusectl: int, proc: int, descriptor: int) -> None:
     """Abort the connection that a /dev/fuse descriptor of this process serves, with the rights of its user.
 

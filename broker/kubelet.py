@@ -54,7 +54,7 @@ def _sockets(talk: Conversation, directory: int, start: plan.StartPublish, undon
     kinds = {start.name: socket.SOCK_SEQPACKET}
     if start.old_clients:
         kinds = {start.name + SECOND_SOCKET: socket.SOCK_SEQPACKET, start.name: socket.SOCK_STREAM}
-    if start.serving and all(_is_own_socket(directory, each) for each in kinds):
+    if start.serving and all(_is_served(directory, each) for each in kinds):
         return []
     listeners = []
     for name, kind in kinds.items():
@@ -128,6 +128,19 @@ def _is_own_socket(directory: int, name: bytes) -> bool:
             return stat.S_ISSOCK(os.fstat(entry).st_mode) and marks.is_marked(entry)
     except OSError:
         return False
+
+
+def _is_served(directory: int, name: bytes) -> bool:
+    """Whether an entry is a socket that the broker made, and that somebody has.
+
+    A connection of another type is refused either way, without a word to who has the socket (net/unix/af_unix.c,
+    unix_find_bsd): with EPROTOTYPE only if somebody has.
+    """
+    with suppress(OSError), _looking(directory, name) as entry:
+        if stat.S_ISSOCK(os.fstat(entry).st_mode) and marks.is_marked(entry):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+                return probe.connect_ex(b"self/fd/%d" % entry) == errno.EPROTOTYPE
+    return False
 
 
 def _remove_socket(directory: int, name: bytes) -> None:

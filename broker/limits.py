@@ -24,6 +24,8 @@ AccountName = NewType("AccountName", str)
 GONE = AccountName("gone")
 #: More accounts than this are not kept; those that were not heard of for longest are forgotten.
 MOST_ACCOUNTS = 4096
+#: Of the requests of an account, those of so many seconds at the pace of the long run are served at once.
+AT_ONCE = 0.25
 
 #: A container of Docker, Podman, containerd or CRI-O: its id, with a prefix and ".scope" where systemd has made the
 #: cgroup. LXC's, and whatever systemd runs as a container.
@@ -162,6 +164,15 @@ class Account:
     served: int = 0
     mounting: int = 0
     bucket: Bucket = field(default_factory=Bucket)
+
+    def pause(self, configuration: Configuration, now: float) -> float:
+        """Return for how many seconds the request that has just come waits before it is served.
+
+        Not at all, unless those of the last moments were more than `AT_ONCE` seconds' worth. Then it has its turn when
+        it would have come at the pace of the long run.
+        """
+        rate = configuration.limits.requests_per_second
+        return max(0.0, self.bucket.level(rate, now) / rate - AT_ONCE) if rate else 0.0
 
 
 class Accounts:

@@ -336,13 +336,14 @@ def _serve_caller_of_volume(
         finally:
             os._exit(0)
     theirs.close()
+    twin = Twin(ours, start.seconds, os.stat("self/ns/mnt").st_ino)
     with talk.bounded("join"):
         caller = Caller(opened, connection, int(start.pinned))
         _join(opened, caller, front, connection, pidfd)
         if held:
             caller.take_device(held[0])
     with _letting_go(talk, caller):
-        mounting.mount_volume(talk, caller, start, opened.orphans, Twin(ours, start.seconds))
+        mounting.mount_volume(talk, caller, start, opened.orphans, twin)
 
 
 def _join(opened: Descriptors, caller: Caller, front: int, connection: int, pidfd: int) -> None:

@@ -84,11 +84,12 @@ Places = Sequence[Mountpoint | Volume]
 
 
 class Keeping(NamedTuple):
-    """What it takes to keep a mount when the front is gone."""
+    """What it takes to keep a mount when the front is gone, and where that is."""
 
     orphans: socket.socket
     commit_seconds: int
     target: bytes
+    mount_namespace: int
 
 
 def mount(talk: Conversation, caller: Caller, start: plan.StartMount, orphans: socket.socket) -> None:
@@ -99,7 +100,7 @@ def mount(talk: Conversation, caller: Caller, start: plan.StartMount, orphans: s
     made = _create(talk, caller, wanted)
     places = [Mountpoint(caller, talk)]
     _attach(talk, caller, wanted, made, places)
-    _settle(talk, caller, wanted, made, places, Keeping(orphans, start.commit_seconds, b""))
+    _settle(talk, caller, wanted, made, places, Keeping(orphans, start.commit_seconds, b"", caller.mount_namespace))
 
 
 def mount_volume(
@@ -121,7 +122,9 @@ def mount_volume(
         places.append(Volume(twin, wanted, caller.mount_namespace if start.pinned else 0))
     # What is held was made in the broker's own namespaces, for root.
     _attach(talk, caller, None if start.held else wanted, made, places)
-    _settle(talk, caller, wanted, made, places, Keeping(orphans, start.commit_seconds, start.target))
+    mount_namespace = caller.mount_namespace if start.pinned else twin.mount_namespace
+    keeping = Keeping(orphans, start.commit_seconds, start.target, mount_namespace)
+    _settle(talk, caller, wanted, made, places, keeping)
 
 
 def _agreed(talk: Conversation, caller: Caller) -> plan.MountPlan:
@@ -190,7 +193,7 @@ def _settle(
 ) -> None:
     """Give the caller its descriptor, if it hasn't got it, and keep the mount, or undo it."""
     looked = mounts.look(made)
-    mounted = plan.Mounted(looked.device, caller.mount_namespace, caller.pids.visible, looked.lasting_id)
+    mounted = plan.Mounted(looked.device, keeping.mount_namespace, caller.pids.visible, looked.lasting_id)
     try:
         if not wanted.sync_init:
             caller.hand_over(wanted)

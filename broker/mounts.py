@@ -418,15 +418,28 @@ def table(process: int | None = None) -> list[Mount]:
 
     Of another one's, what is below its root. Raises OSError if it has ended.
     """
-    found = []
-    for line in _mountinfo("self" if process is None else f"{process}").split(b"\n")[1:-1]:
-        before, _, after = line.partition(b" - ")
-        mount_id, parent, device, root, place, flags = before.split(b" ")[:6]
-        major, _, minor = device.partition(b":")
-        kind, source, _ = after.split(b" ", 2)
-        number = int(major) << 20 | int(minor)
-        found.append(Mount(int(mount_id), int(parent), number, root, _unescaped(place), flags, kind, source))
-    return found
+    return [_mount(line) for line in _mountinfo("self" if process is None else f"{process}").split(b"\n")[1:-1]]
+
+
+def chain(mount_id: int) -> Iterator[Mount]:
+    """Yield a mount of this mount namespace, the one that it lies on, and so on. The id is not the unique one.
+
+    There may be thousands of others, which are not looked at.
+    """
+    text = _mountinfo()
+    while rest := text.partition(b"\n%d " % mount_id)[2]:
+        mount = _mount(b"%d %b" % (mount_id, rest.partition(b"\n")[0]))
+        yield mount
+        mount_id = mount.parent_id
+
+
+def _mount(line: bytes) -> Mount:
+    before, _, after = line.partition(b" - ")
+    mount_id, parent, device, root, place, flags = before.split(b" ")[:6]
+    major, _, minor = device.partition(b":")
+    kind, source, _ = after.split(b" ", 2)
+    number = int(major) << 20 | int(minor)
+    return Mount(int(mount_id), int(parent), number, root, _unescaped(place), flags, kind, source)
 
 
 def _line_of(mount_id: int) -> bytes:

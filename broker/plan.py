@@ -346,7 +346,8 @@ class Proceed(NamedTuple):
 
 
 class Mounted(NamedTuple):
-    """The mount is in place. `device` is the minor number of the superblock, its name under fusectl.
+    """The mount is in place. `device` is the minor number of the superblock, its name under fusectl; `mount_namespace`
+    is the caller's, or the broker's own if it is at the target of a volume only.
 
     With `pids_visible` the FUSE program sees the pids of who uses its filesystem, otherwise 0. `mount_id` is the unique
     id of the mount, by which it is known for as long as it is there, or 0 where the kernel has none.

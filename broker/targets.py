@@ -74,20 +74,19 @@ class Target:
         """
         if not syscalls.is_mount_root(entry):
             return []
-        table = {mount.mount_id: mount for mount in mounts.table()}
-        _, mount_id = syscalls.statx_mount(entry)
         layers: list[Mount] = []
-        while (mount := table.get(mount_id)) and (not layers or mount.place == layers[0].place):
+        for mount in mounts.chain(syscalls.statx_mount(entry)[1]):
+            if layers and mount.place != layers[0].place:
+                return []
             layers.append(mount)
             if is_placeholder(mount):
                 return layers
-            mount_id = mount.parent_id
         return []
 
     def make(self) -> None:
         """Make the directory and mount the placeholder; what is there already stays. Raises OSError.
 
-        FileExistsError: what is there is no directory, or has something else mounted on it.
+        FileExistsError: what is there is no directory, or something that is not the broker's is in it or mounted on it.
         """
         with suppress(FileExistsError):
             os.mkdir(self._name, 0o750, dir_fd=self.directory)
@@ -98,6 +97,8 @@ class Target:
                 return
             if syscalls.is_mount_root(entry):
                 raise FileExistsError(errno.EEXIST, "something else is mounted there")
+            if not marks.is_marked(entry) and os.listdir(b"self/fd/%d" % entry):
+                raise FileExistsError(errno.EEXIST, "something else is there")
             try:
                 _attach_placeholder(entry)
             except OSError:
@@ -173,12 +174,18 @@ class Target:
     def _is_dead(self, entry: int, mount: Mount) -> bool:
         """Whether nobody serves the FUSE filesystem that lies topmost; False, too, if it is none. Raises OSError.
 
-        It is asked only if no process has its descriptor. If it says nothing to this user namespace, that is enough.
+        Where a request waits, somebody has the descriptor: all end with the last who has it. So it is asked only if
+        none waits. If it says nothing to this user namespace, it is looked who has the descriptor, which takes longer.
         """
         fuse = mounts.fuse_if_any(mounts.look(entry).mount_id)
-        if fuse is None or connections.served(self._opened.proc, mount.device):
+        if fuse is None or connections.is_waited_for(self._opened.fusectl, mount.device):
             return False
-        return mounts.is_dead(entry, fuse) or mounts.usage(entry, fuse) is None
+        try:
+            if mounts.usage(entry, fuse) is not None:
+                return False
+        except OSError as error:
+            return error.errno == errno.ENOTCONN
+        return connections.served(self._opened.proc, mount.device) is None
 
 
 def is_placeholder(mount: Mount) -> bool:

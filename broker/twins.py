@@ -60,7 +60,9 @@ _vocabulary: Vocabulary[_Record] = Vocabulary(_Record.__args__)
 class Twin:
     """The twin, as the child has it: what it is told by `end`."""
 
-    def __init__(self, end: socket.socket, seconds: int) -> None:
+    def __init__(self, end: socket.socket, seconds: int, mount_namespace: int) -> None:
+        """`mount_namespace`: the inode of the one in which the twin is."""
+        self.mount_namespace = mount_namespace
         self._end = end
         self._seconds = seconds
 

@@ -88,7 +88,7 @@ def prepare_device(environment: dict[bytes, bytes]) -> list[bytes]:
     environment.setdefault(DEVICE_VARIABLE, STAND_IN)
     return [
         b"%b can't be opened or made: %b; a program with libfuse before 3.18, or with fuser, may need it: "
-        b"start the container with -v %b:%b" % (DEVICE, reason(problem), STAND_IN, DEVICE)
+        b"start the container with -v %b:%b:ro" % (DEVICE, reason(problem), STAND_IN, DEVICE)
     ]
 
 

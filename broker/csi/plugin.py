@@ -9,21 +9,19 @@ the last one. The process ends when nobody is at the other end any more, and is 
 
 import asyncio
 import itertools
-import os
 import secrets
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.wrappers_pb2 import BoolValue
 
-from broker import log, sandbox, sockets, syscalls
+from broker import log, rpc, sandbox, sockets, syscalls
 from broker.channel import Channel, HungUp
 from broker.csi import csi_pb2, requests, settings, volume
 from broker.csi.csi_pb2 import NodeServiceCapability
@@ -293,33 +291,12 @@ async def _serve(connection: socket.socket, settings: Settings, write_log: Log) 
     front = Front(connection)
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((Identity(settings).handler(), Node(settings, front, write_log).handler()))
-    with _listening(server, settings.socket):
+    with rpc.listening(server, settings.socket):
         await server.start()
         await front.say(requests.Done(0))
         write_log(log.INFO, f"the CSI plugin serves on {settings.socket}", driver=settings.driver_name)
         await front.listen()
         await server.stop(GRACE)
-
-
-@contextmanager
-def _listening(server: grpc.aio.Server, path: Path) -> Iterator[None]:
-    """Have the server listen at `path`, where only its owner may connect; remove the socket at the end. Raises OSError.
-
-    gRPC itself replaces whatever socket is there, and says little of what goes wrong.
-    """
-    before = os.umask(0o177)
-    try:
-        listening = server.add_insecure_port(f"unix:{path}")
-    except RuntimeError:
-        listening = 0
-    finally:
-        os.umask(before)
-    if not listening:
-        raise OSError(f"no socket can be made at {path}")
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

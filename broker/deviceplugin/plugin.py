@@ -6,11 +6,10 @@ devices are healthy as long as the broker's socket is open. No privilege is need
 """
 
 import asyncio
-import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 from errno import EPROTOTYPE
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 
 import grpc
 
-from broker import log, sockets
+from broker import log, rpc, sockets
 from broker.deviceplugin import deviceplugin_pb2 as api
 from broker.deviceplugin.devices import Devices, UnknownDevice
 from broker.log import Log
@@ -92,7 +91,8 @@ class Plugin:
         server = grpc.aio.server()
         server.add_generic_rpc_handlers((self._handler(),))
         try:
-            with _listening(server, self._own):
+            sockets.remove_stale(self._own, socket.SOCK_STREAM)
+            with rpc.listening(server, self._own):
                 await server.start()
                 served = kubelet, identity(self._own)
                 registered = await self._register()
@@ -184,25 +184,6 @@ class Plugin:
         except UnknownDevice as error:
             self._log(log.WARNING, f"not allocated: {error}")
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-
-
-@contextmanager
-def _listening(server: grpc.aio.Server, path: Path) -> Iterator[None]:
-    """Have the server listen at `path`, for root only; remove the socket at the end. Raises OSError."""
-    sockets.remove_stale(path, socket.SOCK_STREAM)
-    before = os.umask(0o177)
-    try:
-        listening = server.add_insecure_port(f"unix:{path}")
-    except RuntimeError:
-        listening = 0
-    finally:
-        os.umask(before)
-    if not listening:
-        raise OSError(f"no socket can be made at {path}")
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
 
 
 def is_open(path: Path) -> bool:

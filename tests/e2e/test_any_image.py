@@ -5,18 +5,15 @@ Podman runs what is shown for Docker, which is not here; the options are the sam
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from broker.cdi import DEVICE
 from tests.e2e.conftest import has_ended_all, wait_until
-from tests.e2e.documented import documented, options_of, with_paths_of
+from tests.e2e.documented import known_to_engines, options_of, with_paths_of
 from tests.e2e.sshfs import use_sshfs
-from tests.lab.broker import PROGRAM, PROXY, Broker
-from tests.lab.cache import Cache
-from tests.lab.commands import run
+from tests.lab.broker import Broker
 from tests.lab.images import DEBIAN, INSTALL_FUSE, SSHFS, WITHOUT_FUSE, image_tag, scratch_tag
 from tests.lab.podman import Container, Options
 from tests.lab.programs import Variant, whoamifs
@@ -26,32 +23,15 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.e2e
 
-CDI_DIRECTORY = Path("/etc/cdi")
-"""Podman 4.3 looks here and in /var/run/cdi, and can't be told to look elsewhere."""
-CDI_FILE = "fusermount3-proxy-lab.json"
-
 USER = "1000:1000"
 PROXY_VERSION = "fusermount3 version: 3.18.2\n"
 
 
 @pytest.fixture
 def by_cdi(broker: Broker) -> Iterator[list[str]]:
-    """The options of `podman run` while engines on this host know the device, with the test's broker behind it.
-
-    What a killed run left there is written over. One run of the tests waits for another.
-    """
-    command = documented("fusermount3-broker cdi generate")
-    command[0] = str(PROGRAM)
-    command[command.index("--output") + 1] = str(CDI_DIRECTORY / CDI_FILE)
-    with Cache().locked("etc-cdi"):
-        missing = not CDI_DIRECTORY.exists()
-        try:
-            run([*command, "--proxy", PROXY, "--socket", broker.socket])
-            yield options_of("podman run --device")
-        finally:
-            (CDI_DIRECTORY / CDI_FILE).unlink(missing_ok=True)
-            if missing:
-                CDI_DIRECTORY.rmdir()
+    """The options as documented for CDI, while engines on this host know the device."""
+    with known_to_engines(broker):
+        yield options_of("podman run --device")
 
 
 @pytest.fixture

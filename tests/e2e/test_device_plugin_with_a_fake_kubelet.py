@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 
 import grpc
 import pytest
-from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto, FileDescriptorSet
-from grpc_tools import protoc
+from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 
 from broker.deviceplugin import deviceplugin_pb2 as api
 from tests.callers.build import NotReachable, compile_in, compilers, copy_out, downloading
 from tests.callers.conftest import not_run
+from tests.csi.protos import described
 from tests.e2e.conftest import wait_until
+from tests.e2e.documented import known_to_engines
 from tests.e2e.sshfs import use_sshfs
 from tests.lab.broker import PROGRAM, PROXY, Broker
 from tests.lab.cache import Cache, recipe_hash
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.e2e
 
 OFFICIAL = "k8s.io/kubelet@v0.34.1"
+# As in packaging/kubernetes/device-plugin: root, but without any capability.
+WITHOUT_PRIVILEGE = ("setpriv", "--no-new-privs", "--bounding-set=-all")
 RESOURCE = "fusermount3-proxy.dev/fuse"
 
 
@@ -51,7 +54,9 @@ class Plugin:
     def start(self, broker: Path, *options: str) -> None:
         arguments: list[str | Path] = ["--kubelet-dir", self.root, "--proxy", PROXY, "--socket", broker, *options]
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen([PROGRAM, "device-plugin", *arguments], stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                [*WITHOUT_PRIVILEGE, PROGRAM, "device-plugin", *arguments], stdout=log, stderr=log
+            )
 
     def end(self) -> int:
         """Ask it to end; return its status."""
@@ -190,6 +195,21 @@ def test_sshfs_mounts_in_a_container_that_podman_makes_of_what_allocate_answers(
         use_sshfs(container, mountpoint)
 
 
+def test_sshfs_mounts_in_a_container_that_gets_the_cdi_device_that_allocate_names(
+    plugin: Plugin, broker: Broker
+) -> None:
+    with FakeKubelet(plugin.directory) as kubelet:
+        plugin.start(broker.socket, "--cdi")
+        with kubelet.plugin() as called:
+            (given,) = called.allocate(["fuse-0"])
+        assert plugin.end() == 0
+    with (
+        known_to_engines(broker),
+        Container(image_tag(SSHFS), options=Options(extra=podman_options(given))) as container,
+    ):
+        use_sshfs(container, "/mnt")
+
+
 # The protocol -------------------------------------------------------------------------------------------------------
 
 
@@ -207,14 +227,12 @@ def official_proto() -> Path:
     return Cache().entry("kubelet-api", recipe_hash(OFFICIAL), build)
 
 
-def test_names_and_numbers_are_those_of_the_official_api(tmp_path: Path) -> None:
+def test_names_and_numbers_are_those_of_the_official_api() -> None:
     try:
         directory = official_proto()
     except NotReachable as error:
         not_run(str(error))
-    described = tmp_path / "described"
-    assert protoc.main(["protoc", f"-I{directory}", f"--descriptor_set_out={described}", "api.proto"]) == 0
-    (official,) = FileDescriptorSet.FromString(described.read_bytes()).file
+    official = described(directory, "api.proto")
     ours = FileDescriptorProto.FromString(api.DESCRIPTOR.serialized_pb)
 
     assert ours.package == official.package

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from errno import EAGAIN, ENOSPC
+from errno import EAGAIN, EBADMSG, ENOSPC
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from tests.e2e.conftest import RunBroker, containers, settle, wait_until
 from tests.e2e.hostile import (
     COMMIT,
     O_PATH,
+    PATIENCE,
     Client,
     check_service,
     in_private_namespace,
@@ -111,6 +112,23 @@ def test_a_container_that_wants_everything_does_not_keep_others_from_being_serve
         wait_until(lambda: fuse_children(broker) <= before, 30)
 
 
+def test_who_asks_for_much_at_once_is_served_in_its_turn_and_others_before(run_broker: RunBroker) -> None:
+    broker = run_broker("[limits]\nrequests_per_second = 10\nburst = 100")
+    place = other_place(broker)
+    with contextlib.ExitStack() as held:
+        greedy = [held.enter_context(Client(broker, USER)) for _ in range(50)]
+        for each in greedy:
+            each.socket.send(b"garbage")
+        in_private_namespace(lambda: check_service(broker, place))
+        last = greedy[-1].socket
+        last.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            last.recv(1)
+        last.settimeout(PATIENCE)
+        errnos = [reply.errno for reply in (each.reply() for each in greedy) if reply]
+    assert errnos == [EBADMSG] * 50
+
+
 def other_place(broker: Broker) -> Path:
     place = broker.directory / "place"
     place.mkdir(exist_ok=True)
@@ -139,7 +157,7 @@ def test_requests_of_a_container_in_a_second_are_limited(run_broker: RunBroker) 
     broker = run_broker("[limits]\nrequests_per_second = 1\nburst = 5")
     with containers(broker) as start:
         first, other = start(image_tag(BUSYBOX)), start(image_tag(BUSYBOX))
-        calls = "for i in $(seq 30); do fusermount3 -u /tmp 2>&1; done"
+        calls = "for i in $(seq 30); do fusermount3 -u /tmp 2>&1 & done; wait"
         said = first.exec(["sh", "-c", calls], check=False).stdout.splitlines()
         refused = said.count(f"fusermount3: {rate_text(broker)}")
         assert refused > 0

@@ -128,7 +128,7 @@ def test_a_user_is_told_what_could_not_be_prepared_and_has_the_rest(broker: Brok
         wait_until(lambda: has_ended_all(container))
         (line,) = said_by_run(program)
         assert line.startswith(f"{OPT}: /dev/fuse can't be opened or made: Permission denied; ")
-        assert line.endswith("start the container with -v /dev/null:/dev/fuse")
+        assert line.endswith("start the container with -v /dev/null:/dev/fuse:ro")
 
 
 def test_a_genuine_helper_that_cannot_be_replaced_is_told(broker: Broker) -> None:

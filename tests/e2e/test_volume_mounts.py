@@ -182,7 +182,7 @@ def test_nothing_is_followed_on_the_way_to_the_emptydir(plant: Callable[[Path], 
             plant(volume.empty_dir)
         said = front.begin(volume.start_publish()).hear()
         assert isinstance(said, plan.Failed)
-        assert said.step == b"open the emptyDir"
+        assert said.step.startswith(b"open the emptyDir ")
         assert list(elsewhere.iterdir()) == []
         unpublish(front, volume)
 
@@ -215,6 +215,20 @@ def test_what_somebody_else_has_mounted_at_the_target_stays(tmp_path: Path) -> N
         assert volume.mounts() == before
         run(["umount", volume.target])
         unpublish(front, volume)
+        volume.target.rmdir()
+
+    with_volume(tmp_path, body)
+
+
+def test_a_directory_in_which_something_is_becomes_no_target(tmp_path: Path) -> None:
+    """So nobody's directory is hidden, such as those of other plugins."""
+
+    def body(front: OwnedFront, volume: Volume) -> None:
+        volume.target.mkdir()
+        (volume.target / "file").write_text("theirs")
+        assert front.begin(volume.start_publish()).hear() == plan.Failed(errno.EEXIST, b"make the target")
+        assert (volume.target / "file").read_text() == "theirs"
+        (volume.target / "file").unlink()
         volume.target.rmdir()
 
     with_volume(tmp_path, body)
@@ -427,15 +441,18 @@ def test_nothing_is_mounted_on_a_volume_that_is_not_published(tmp_path: Path) ->
 # A program that has died ---------------------------------------------------------------------------------------
 
 
-def reader(path: Path, seen: Path) -> int:
+def reader(path: Path, seen: Path, *not_its_own: int) -> int:
     """Have a process read the file in a loop, in a mount namespace that gets what is mounted here; return its pid.
 
-    Each new thing that it sees is a line in `seen`: the content, or the name of the error.
+    Each new thing that it sees is a line in `seen`: the content, or the name of the error. It closes what is not its:
+    who has the descriptor of a filesystem keeps that from dying.
     """
     child = os.fork()
     if child:
         return child
     with suppress(BaseException):
+        for descriptor in not_its_own:
+            os.close(descriptor)
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
         syscalls.unshare(syscalls.CLONE_NEWNS)
         run(["mount", "--make-rslave", "/"])
@@ -731,7 +748,7 @@ def test_who_looks_into_an_eager_volume_waits_for_its_program(pinned: bool, tmp_
     def body(front: OwnedFront, volume: Volume) -> None:
         publish(front, volume)
         device = mount_eagerly(front, volume)
-        child = reader(volume.file, seen)
+        child = reader(volume.file, seen, device)
         wait_until(lambda: seen.exists() and seen.read_text() == "ready\n")
         program = Program(front, volume, b"1", place=place if pinned else None, namespace=True)
         conversation = program.mount(program.begin(held=device))
@@ -815,9 +832,10 @@ def test_a_descriptor_of_another_filesystem_is_not_given_out(tmp_path: Path) -> 
         conversation.say(a_plan(facts))
         assert conversation.hear() == plan.Failed(errno.EBADF, b"mount")
         program.kill()
+        conversation.close()
         os.close(device)
         os.close(other)
-        run(["umount", elsewhere])
+        syscalls.umount2(bytes(elsewhere), syscalls.MNT_DETACH)
 
     with_volume(tmp_path, body)
 
@@ -927,7 +945,7 @@ def test_a_twin_attaches_nothing_but_fuse_filesystems(tmp_path: Path) -> None:
                 twins.Attendant(opened, volume.relative(volume.target), False, PATIENCE).attend(theirs)
             os._exit(0)
         theirs.close()
-        twin = twins.Twin(ours, PATIENCE)
+        twin = twins.Twin(ours, PATIENCE, 0)
         for path in ("/", "/proc", str(volume.target)):
             copy = syscalls.open_tree(syscalls.AT_FDCWD, path.encode(), targets._CLONE)
             with pytest.raises(PermissionError):

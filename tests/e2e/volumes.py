@@ -105,7 +105,7 @@ def stat(front: OwnedFront, volume: Volume, seconds: int = PATIENCE) -> plan.Sta
 
 
 class Program:
-    """A FUSE program that mounts on the volume, in a process of its own, and serves as soon as it has its descriptor.
+    """A FUSE program that mounts on the volume, in a process of its own, commits that, and serves; or does neither.
 
     `place` is its own mountpoint, if it wants one; with `namespace` it is in a mount namespace of its own, with
     `user_namespace` also in such a one. It dies with `kill`.
@@ -157,7 +157,7 @@ class Program:
         _, (device,), _, _ = socket.recv_fds(connection, 1 << 16, 1)
         if commits:
             connection.send(COMMIT)
-        tinyfuse.serve(device, content, hangs)
+            tinyfuse.serve(device, content, hangs)
         signal.pause()
 
     def begin(self, *, read_only: bool = False, group: int = plan.NO_GROUP, held: int | None = None) -> Conversation:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 SOURCES = Path(__file__).parents[2]
 NAMES = ("fusermount3-proxy", "fusermount3-broker", "fusermount3-proxy-doc")
 """The binary packages."""
-SUITES = ("bookworm", "trixie")
 
 
 def build_dependencies() -> list[str]:
@@ -48,16 +47,16 @@ def machine(suite: str) -> DebianRecipe:
     return DebianRecipe(f"debian-machine-{suite}", ("passwd", "systemd", "systemd-sysv", "dbus", "procps"), suite)
 
 
-def build(suite: str, output: Path, *, directory: str = "/build/source", umask: str = "022", zone: str = "UTC") -> None:
-    """Have `output` hold the packages, built at the path `directory` of a container. CommandFailed if they are not."""
+def build(suite: str, output: Path, *, parent: str = "/build", umask: str = "022", zone: str = "UTC") -> None:
+    """Have `output` hold the packages, built below `parent` in a container. CommandFailed if they are not."""
     with tempfile.TemporaryDirectory() as temporary:
-        place, (parent, name) = Path(temporary), directory.rsplit("/", 1)
+        place, name = Path(temporary), "fusermount3-proxy"
         run([SOURCES / "packaging/export", place / name])
         run(["chown", "--recursive", "--no-dereference", "1000:1000", place])
         options = Options(volumes=[Volume(place, parent, "rw")], env={"TZ": zone})
         with Container(image_tag(builder(suite)), options=options) as container:
             script = f"umask {umask} && exec dpkg-buildpackage --no-sign"
-            container.exec(["sh", "-c", script], user="user", workdir=directory, timeout=600)
+            container.exec(["sh", "-c", script], user="user", workdir=f"{parent}/{name}", timeout=600)
         shutil.rmtree(place / name)
         shutil.copytree(place, output, dirs_exist_ok=True)
     write_index(output)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.fixture(scope="session", params=debian.SUITES)
+@pytest.fixture(scope="session", params=["bookworm", pytest.param("trixie", marks=pytest.mark.long)])
 def suite(request: pytest.FixtureRequest) -> str:
     """A release of Debian."""
     return str(request.param)
@@ -47,6 +47,15 @@ def newer(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.fixture(scope="session")
+def sources(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is in the source package."""
+    (tarball,) = packages.glob("*.tar.xz")
+    directory = tmp_path_factory.mktemp("sources")
+    run(["tar", "--extract", "--file", tarball, "--directory", directory, "--strip-components=1", "--no-same-owner"])
+    return directory
+
+
 SHELLS = ("bash-completion", "zsh", "fish")
 READERS = ("man-db", "groff-base", "mandoc")
 
@@ -54,7 +63,7 @@ READERS = ("man-db", "groff-base", "mandoc")
 @pytest.fixture(scope="session")
 def archives(suite: str, packages: Path, newer: Path) -> list[Volume]:
     """What a machine without a network installs from."""
-    rest = debian.archive(suite, packages, ("sshfs", "bindfs", "autopkgtest", *SHELLS, *READERS), ("fuse",))
+    rest = debian.archive(suite, packages, ("sshfs", "bindfs", "autopkgtest", "dpkg-dev", *SHELLS, *READERS), ("fuse",))
     return [Volume(packages, "/srv/ours"), Volume(newer, "/srv/newer"), Volume(rest, "/srv/debian")]
 
 

@@ -69,7 +69,7 @@ def test_lintian_has_nothing_to_say(suite: str, packages: Path) -> None:
 def test_the_same_sources_give_the_same_bytes_in_another_directory_zone_and_umask(
     suite: str, packages: Path, tmp_path: Path
 ) -> None:
-    debian.build(suite, tmp_path, directory="/somewhere/quite/else", umask="077", zone="Asia/Kathmandu")
+    debian.build(suite, tmp_path, parent="/somewhere/else", umask="077", zone="Asia/Kathmandu")
     names = sorted(path.name for path in packages.iterdir() if path.suffix in (".deb", ".dsc", ".xz"))
     assert len(names) == len(debian.NAMES) + 2
     assert {name: sha256(tmp_path / name) for name in names} == {name: sha256(packages / name) for name in names}

@@ -77,10 +77,12 @@ def test_fuse3_can_go_while_the_proxy_stays(tree: Machine) -> None:
     check_is_the_proxy(tree)
 
 
-def test_the_helper_of_libfuse_2_makes_room_too(tree: Machine) -> None:
+def test_the_helper_of_libfuse_2_makes_room_too(suite: str, tree: Machine) -> None:
     tree.apt("install", "fusermount3-proxy")
     tree.apt("install", "fuse")
     check_is_the_proxy(tree)
+    if suite != "bookworm":
+        return  # its fuse is empty, and depends on fuse3
     assert tree.says("/usr/bin/fusermount.distrib").startswith("fusermount version: 2.9")
     assert tree.mode("/usr/bin/fusermount.distrib") == "4755 root"
     tree.apt("remove", "fusermount3-proxy")

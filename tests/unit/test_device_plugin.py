@@ -14,7 +14,6 @@ from broker.deviceplugin import deviceplugin_pb2 as api
 from broker.deviceplugin.devices import Devices, UnknownDevice
 from broker.deviceplugin.plugin import is_open
 from broker.injection import injection
-from tests.unit.test_imports import imports, libraries
 
 ROOT = Path(__file__).parents[2]
 INJECTION = injection(Path("/opt/proxy"), Path("/srv/fuse/other.sock"))
@@ -93,12 +92,3 @@ def test_the_generated_module_is_made_of_the_proto(tmp_path: Path) -> None:
         return line
 
     assert description(ROOT) == description(tmp_path)
-
-
-def test_nothing_else_has_to_do_with_grpc() -> None:
-    for file in (ROOT / "broker").rglob("*.py"):
-        if file.parent.name in ("deviceplugin", "csi"):
-            continue
-        imported = imports(file)
-        assert not libraries(imported) & {"grpc", "google"}, file
-        assert file.name == "cli.py" or not {name for name in imported if name.startswith("broker.deviceplugin")}, file

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -128,8 +130,13 @@ def test_grpc_is_imported_by_the_processes_of_the_plugins_only() -> None:
         for name in reach(f"broker.{process}"):
             file = source_of(name)
             assert file is not None
-            is_allowed = process == "cli" and name.startswith("broker.deviceplugin.")
+            is_allowed = process == "cli" and name.startswith(("broker.deviceplugin.", "broker.rpc"))
             assert is_allowed or not grpc & libraries(imports(file)), name
     plugin = reach("broker.csi.plugin")
     assert "broker.csi.csi_pb2" in plugin
     assert not {"broker.front", "broker.mounter", "broker.registry", "broker.plan"} & plugin
+
+
+def test_no_other_command_imports_grpc() -> None:
+    program = "import sys, broker.cli; sys.exit('grpc' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)

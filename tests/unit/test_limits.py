@@ -223,6 +223,23 @@ def test_a_bucket_never_gives_more_than_its_burst_and_its_rate(rate: int, burst:
             assert last - first + 1 <= burst + rate * (taken[last] - begun) + 1e-6
 
 
+def test_who_asks_for_much_at_once_waits_for_its_turn() -> None:
+    accounts, limited = Accounts(1000), Configuration(limits=Limits(requests_per_second=100, burst=200))
+    pauses = []
+    for _ in range(100):
+        account = accounts.enter(AccountName("somebody"), limited, 5.0)
+        pauses.append(account.pause(limited, 5.0))
+    assert pauses[:25] == [0.0] * 25
+    assert pauses[25:] == pytest.approx([number / 100 for number in range(1, 76)])
+    assert accounts.enter(AccountName("another"), limited, 5.0).pause(limited, 5.0) == 0.0
+    assert accounts.enter(AccountName("somebody"), limited, 5.9).pause(limited, 5.9) == 0.0
+
+
+def test_nobody_waits_for_its_turn_where_the_rate_is_not_limited() -> None:
+    accounts, unlimited = Accounts(1000), Configuration(limits=Limits(requests_per_second=0))
+    assert {accounts.enter(AccountName("somebody"), unlimited, 5.0).pause(unlimited, 5.0) for _ in range(100)} == {0.0}
+
+
 @given(st.integers(1, 1000), st.integers(1, 50), st.integers(1, 300))
 def test_a_bucket_refuses_nobody_who_keeps_to_its_rate(rate: int, burst: int, requests: int) -> None:
     bucket = Bucket()

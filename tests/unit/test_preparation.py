@@ -86,7 +86,7 @@ def test_where_none_can_be_made_libfuse_is_told_of_another(image: Image, monkeyp
     refuse(monkeypatch, "symlink", image.root / "dev", errno.EACCES)
     (line,) = image.prepare_device()
     assert line.startswith(f"{image.device} can't be opened or made: Permission denied; ")
-    assert line.endswith(f"start the container with -v /dev/null:{image.device}")
+    assert line.endswith(f"start the container with -v /dev/null:{image.device}:ro")
     assert image.environment[b"FUSE_KERN_DEVICE"] == b"/dev/null"
 
 

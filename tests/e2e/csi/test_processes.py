@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import xattr
 
+from broker import marks
 from broker.csi import csi_pb2 as csi
 from fusermount3_proxy import wire
 from fusermount3_proxy.wire import VolumeRequest
@@ -218,6 +220,21 @@ def test_a_second_program_is_refused_while_one_serves(pod: Pod) -> None:
         client.send(VOLUME)
         assert client.refused() == (errno.EBUSY, "failed to mount on the volume: Device or resource busy")
     os.close(device)
+    os.close(pod.mount())
+
+
+def test_a_socket_that_nobody_has_any_more_is_made_again(pod: Pod) -> None:
+    """As a child of the mounter could leave it that had lived longer than its front."""
+    pod.publish()
+    stale = pod.cluster.node.seen(pod.sockets) / SOCKET
+    stale.unlink()
+    directory = os.open(stale.parent, os.O_PATH)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(f"/proc/self/fd/{directory}/{SOCKET}")
+    os.close(directory)
+    stale.chmod(0o666)
+    xattr.set(stale, marks.MARK, b"1")
+    pod.publish()
     os.close(pod.mount())
 
 

@@ -1,0 +1,29 @@
+"""How the processes that kubelet asks by gRPC listen: the CSI plugin and the device plugin."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+
+
+@contextmanager
+def listening(server: grpc.aio.Server, path: Path) -> Iterator[None]:
+    """Have the server listen at `path`, where only its owner may connect; remove the socket at the end. Raises OSError.
+
+    gRPC itself replaces whatever socket is there, and says little of what goes wrong.
+    """
+    before = os.umask(0o177)
+    try:
+        listening = server.add_insecure_port(f"unix:{path}")
+    except RuntimeError:
+        listening = 0
+    finally:
+        os.umask(before)
+    if not listening:
+        raise OSError(f"no socket can be made at {path}")
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)

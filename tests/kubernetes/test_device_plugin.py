@@ -1,0 +1,107 @@
+"""The manifests of the device plugin are valid, and what they hand over from container to container fits together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+import yaml
+
+from broker import cli, config, injection
+from fusermount3_proxy import __version__
+from tests.kubernetes.objects import (
+    BASE,
+    KUSTOMIZATION,
+    PACKAGING,
+    containers,
+    name_of,
+    objects,
+    of_base,
+    the,
+    validate,
+)
+from tests.lab.commands import run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.kubernetes.objects import Object
+
+DIRECTORY = PACKAGING / "device-plugin"
+OBJECTS = [
+    each for name in ("namespace.yaml", "device-plugin.yaml") for each in objects((DIRECTORY / name).read_text())
+]
+SPEC = the("DaemonSet", OBJECTS)["spec"]["template"]["spec"]
+PROXY, BROKER, PLUGIN = containers({"spec": SPEC})
+
+
+@pytest.fixture
+def options() -> dict[str, object]:
+    """The options that the plugin is started with, as its command line is understood."""
+    words: list[str] = PLUGIN["command"] + PLUGIN["args"]
+    _, name, *arguments = words
+    command = cli.main.commands[name]
+    with click.Context(command) as context:
+        command.parse_args(context, arguments)
+        return dict(context.params)
+
+
+def on_node(container: Object, path: str) -> str:
+    """Return where the node has what the container has at `path`, which is a volume or in one."""
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in SPEC["volumes"]}
+    (place,) = [place for place in mounts if f"{path}/".startswith(f"{place}/")]
+    return str(volumes[mounts[place]]["hostPath"]["path"]) + path.removeprefix(place)
+
+
+@pytest.mark.parametrize("each", OBJECTS, ids=name_of)
+def test_an_object_is_valid(each: Object) -> None:
+    validate(each)
+
+
+def test_kustomize_makes_the_same_objects_with_the_packages_version(kustomize: Path) -> None:
+    made = objects(run([kustomize, "build", DIRECTORY]).stdout)
+    assert {name_of(each) for each in made} == {name_of(each) for each in OBJECTS}
+    daemonset = the("DaemonSet", made)
+    assert daemonset["metadata"]["namespace"] == the("Namespace", made)["metadata"]["name"]
+    assert {each["image"] for each in containers(daemonset["spec"]["template"])} == {
+        f"fusermount3-broker:{__version__}"
+    }
+
+
+def test_the_namespace_is_that_of_the_base() -> None:
+    assert the("Namespace", OBJECTS) == the("Namespace", of_base())
+    namespaces = {yaml.safe_load((place / KUSTOMIZATION).read_text())["namespace"] for place in (DIRECTORY, BASE)}
+    assert namespaces == {the("Namespace", OBJECTS)["metadata"]["name"]}
+
+
+def test_the_broker_can_have_the_capabilities_that_it_has_in_the_base() -> None:
+    of_the_base = the("DaemonSet", of_base())["spec"]["template"]["spec"]["containers"][0]
+    assert BROKER["command"][:3] == of_the_base["command"][:3]
+    assert BROKER["command"][2].startswith("--bounding-set=-all,")
+
+
+def test_nothing_but_the_broker_is_privileged() -> None:
+    for container in (PROXY, PLUGIN):
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }
+    assert not {"hostNetwork", "hostIPC", "serviceAccountName"} & SPEC.keys()
+
+
+def test_the_plugin_hands_out_what_is_on_the_node(options: dict[str, object]) -> None:
+    (copy,) = [word for word in PROXY["command"] if "install" in word]
+    assert copy.endswith(" /proxy/")
+    assert str(options["proxy"]) == on_node(PROXY, "/proxy/fusermount3-proxy")
+    socket = str(options["socket"])
+    assert socket == on_node(BROKER, str(config.Socket.path)) == on_node(PLUGIN, socket)
+    injection.injection(options["proxy"], options["socket"])  # type: ignore[arg-type]  # click has made paths of them
+
+
+def test_the_plugin_is_where_kubelet_looks_for_it(options: dict[str, object]) -> None:
+    directory = f"{options['kubelet_dir']}/device-plugins"
+    assert directory == on_node(PLUGIN, directory) == "/var/lib/kubelet/device-plugins"
