@@ -11,6 +11,7 @@ Read in this order:
 - `node`, `kubelet`, `cluster`   what kubelet does with a pod, on a node of its own; `manifests` are how it knows the
   pod, `csi` is how it speaks to the driver.
 
-Nothing here knows the proxy or the broker: a test puts them into a container as a user would, as a volume.
+But for `broker` and `cluster`, nothing here knows the proxy or the broker: a test puts them into a container as a user
+would, as a volume.
 The lab needs root and the Debian packages in the file `apt-packages` beside this one.
 """
