@@ -510,7 +510,7 @@ class Pod:
         """Take a volume away, with the binds of parts of it. Raises PodFailed."""
         self._remove_sub_paths(volume)
         path = self.volume_path(volume)
-        if not path.parent.exists():
+        if not (path.parent if isinstance(volume, CsiVolume) else path).exists():
             return
         match volume:
             case CsiVolume():
