@@ -351,6 +351,15 @@ def test_the_group_of_the_volume_is_that_of_the_filesystem(tmp_path: Path) -> No
     with_volume(tmp_path, body)
 
 
+def grandchildren(front: OwnedFront) -> list[psutil.Process]:
+    """Return the children of the mounter's children, any of which may end at any moment."""
+    found = []
+    for child in psutil.Process(front.pid).children():
+        with suppress(psutil.NoSuchProcess):
+            found += child.children()
+    return found
+
+
 @pytest.mark.parametrize("pinned", [True, False])
 @pytest.mark.parametrize("ends", ["undo", "hang up", "killed"])
 def test_what_is_not_kept_is_taken_away_everywhere(ends: str, pinned: bool, tmp_path: Path) -> None:
@@ -380,7 +389,7 @@ def test_what_is_not_kept_is_taken_away_everywhere(ends: str, pinned: bool, tmp_
 
 def _child_of(front: OwnedFront) -> int:
     """Return the pid of the child that serves a caller, which has a twin for parent."""
-    (child,) = [child for spare in psutil.Process(front.pid).children() for child in spare.children()]
+    (child,) = grandchildren(front)
     return int(child.pid)
 
 
@@ -392,7 +401,7 @@ def test_without_a_front_the_mount_stays_if_the_program_commits(tmp_path: Path) 
         publish(front, volume)
         program = Program(front, volume, place=place)
         program.mount().close()
-        wait_until(lambda: not [child for spare in psutil.Process(front.pid).children() for child in spare.children()])
+        wait_until(lambda: not grandchildren(front))
         assert (place / "file").read_bytes() == volume.file.read_bytes() == b"hello"
         run(["umount", place])
         program.kill()
