@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.callers.conftest import MachineFor
     from tests.callers.table import Seen
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 numbers = itertools.count()
 

@@ -18,7 +18,7 @@ from tests.lab.broker import Broker
 from tests.lab.images import BUSYBOX, image_tag
 from tests.lab.podman import Container
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 MOUNTPOINT = "/home/user/mnt"
 ON = "dead_mounts_seconds = 1"

@@ -12,7 +12,7 @@ from tests.packaging.machines import HELPERS
 if TYPE_CHECKING:
     from tests.packaging.machines import Machine
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 PROXY = f"fusermount3 version: {FUSERMOUNT_VERSION}"
 ASIDE = "/usr/bin/fusermount3.distrib"
