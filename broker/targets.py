@@ -111,19 +111,31 @@ class Target:
         Returns a copy of the mount that was dead, attached nowhere. Raises OSError: ENOENT if there is no placeholder,
         EBUSY if somebody serves what is there.
         """
+        looked, is_free = self._look_for_room()
         with ExitStack() as held, self.alone(seconds):
             top = held.enter_context(self.topmost())  # closed without the lock: with it, a filesystem may end
-            layers = self.layers(top)
-            if not layers:
-                raise FileNotFoundError(errno.ENOENT, "the volume is not published")
-            if is_placeholder(layers[0]):
+            if mounts.look(top) != looked:
+                raise OSError(errno.EBUSY, "somebody else was quicker")
+            if is_free:
                 attach(top, mount)
                 return None
-            if not self._is_dead(top, layers[0]):
-                raise OSError(errno.EBUSY, "somebody serves the volume")
             copy = syscalls.open_tree(top, b"", _CLONE)
             self._replace(top, mount)
             return copy
+
+    def _look_for_room(self) -> tuple[mounts.Looked, bool]:
+        """Return what lies topmost, and whether that is the placeholder; otherwise it is dead. Raises OSError as `put`.
+
+        Without the lock: a program that hangs holds up who asks it, and whoever takes the volume away must not wait.
+        """
+        with self.topmost() as top:
+            layers = self.layers(top)
+            if not layers:
+                raise FileNotFoundError(errno.ENOENT, "the volume is not published")
+            is_free = is_placeholder(layers[0])
+            if not is_free and not self._is_dead(top, layers[0]):
+                raise OSError(errno.EBUSY, "somebody serves the volume")
+            return mounts.look(top), is_free
 
     def withdraw(self, mount: int, replaced: int | None, seconds: int) -> None:
         """Take away a mount that was put here; what it `replaced` takes its place again. Raises OSError."""

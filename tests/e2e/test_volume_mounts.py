@@ -607,6 +607,36 @@ def test_a_volume_whose_program_hangs_is_unpublished_in_time(tmp_path: Path) -> 
     with_volume(tmp_path, body)
 
 
+@pytest.mark.parametrize("eager", [False, True])
+def test_who_asks_whether_a_program_is_dead_that_hangs_holds_nobody_up(eager: bool, tmp_path: Path) -> None:
+    """The question itself is what the program never answers: that may cost whoever wants to be in its place."""
+
+    def body(front: OwnedFront, volume: Volume) -> None:
+        publish(front, volume)
+        program = serve(front, volume, hangs=True)
+        if eager:
+            conversation = front.begin(plan.StartEager(PATIENCE, volume.relative(volume.target), plan.NO_GROUP))
+            conversation.say(a_plan(ROOTS_FACTS, allow_other=True))
+        else:
+            another = Program(front, volume)
+            conversation = another.begin()
+            conversation.say(plan.Ask())
+            facts = conversation.hear()
+            assert isinstance(facts, plan.MountFacts)
+            conversation.say(a_plan(facts, allow_other=True))
+        time.sleep(1)  # so that it is asked by now
+        begun = time.monotonic()
+        unpublish(front, volume, seconds=4)
+        assert time.monotonic() - begun < PATIENCE
+        assert volume.mounts() == []
+        conversation.close()
+        program.kill()
+        if not eager:
+            another.kill()
+
+    with_volume(tmp_path, body)
+
+
 # Unpublish -----------------------------------------------------------------------------------------------------
 
 
