@@ -7,6 +7,7 @@ on. So each mount is also known by its unique id, for which a child of the mount
 
 import asyncio
 from collections import defaultdict
+from errno import ESRCH
 
 from broker import log
 from broker.front import Front
@@ -21,7 +22,10 @@ _MOST_ASKED = 1000
 
 
 async def recognize(front: Front) -> None:
-    """Decide which of the mounts are still there of which fusectl does not tell any more."""
+    """Decide which of the mounts are still there of which fusectl does not tell any more.
+
+    Those of a namespace of which nothing can be learned stay undecided, for the front that comes next.
+    """
     namespaces: dict[MountNamespace, list[Mount]] = defaultdict(list)
     for mount in front.registry.unsure.values():
         namespaces[mount.namespace].append(mount)
@@ -32,6 +36,8 @@ async def recognize(front: Front) -> None:
     async def decide(namespace: MountNamespace, mounts: list[Mount]) -> int:
         async with turns:
             there = await _ask(front, namespace, mounts)
+        if there is None:
+            return 0
         for mount in mounts:
             front.registry.decide(mount, mount.device in there)
         return len(there)
@@ -42,17 +48,22 @@ async def recognize(front: Front) -> None:
         for begin in range(0, len(mounts), _MOST_ASKED)
     ]
     recognized = sum(await asyncio.gather(*batches))
-    gone = sum(map(len, namespaces.values())) - recognized
-    front.log(log.NOTICE, "fusectl is another than before", recognized=recognized, gone=gone)
+    undecided = len(front.registry.unsure)
+    gone = sum(map(len, namespaces.values())) - recognized - undecided
+    priority = log.WARNING if undecided else log.NOTICE
+    front.log(priority, "fusectl is another than before", recognized=recognized, gone=gone, undecided=undecided)
 
 
-async def _ask(front: Front, namespace: MountNamespace, mounts: list[Mount]) -> set[Device]:
-    """Return the devices of those of the mounts that are in the namespace; none if nobody is in it any more."""
+async def _ask(front: Front, namespace: MountNamespace, mounts: list[Mount]) -> set[Device] | None:
+    """Return the devices of those of the mounts that are in the namespace, none if nobody is in it any more; None if
+    there was no answer."""
     lines = b"".join(b"%d %d\n" % (mount.device, mount.mount_id) for mount in mounts)
     start = StartRecognize(front.configuration.deadlines.operation, namespace, lines)
     try:
         with front.mounter.begin(start, []) as operation:
             said = await operation.expect(Recognized)
-    except (MounterFailed, OperationEnded, OperationFailed, OperationRefused):
-        return set()
+    except OperationFailed as error:
+        return set() if error.errno == ESRCH else None
+    except (MounterFailed, OperationEnded, OperationRefused):
+        return None
     return {Device(int(line)) for line in said.devices.splitlines()}

@@ -1,0 +1,81 @@
+"""What becomes of mounts of an earlier broker that fusectl does not tell of; the mounter, and fusectl, are fakes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from broker import plan
+from broker.config import Configuration
+from broker.operations import MounterFailed, Operation
+from broker.recognition import recognize
+from broker.registry import Device, Registry
+from tests.unit.fakes import FakeFusectl
+from tests.unit.test_registry import mount
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class FakeMounter:
+    """Answers each operation with the same record; with None, its child ends without a word."""
+
+    def __init__(self, answer: plan.Record | MounterFailed | None) -> None:
+        self.answer = answer
+        self.asked: list[plan.Start] = []
+
+    def begin(self, start: plan.Start, _descriptors: list[int]) -> Operation:
+        self.asked.append(start)
+        if isinstance(self.answer, MounterFailed):
+            raise self.answer
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            if self.answer:
+                theirs.send(plan.dump(self.answer))
+        return Operation(ours, start.seconds)
+
+
+@pytest.mark.parametrize(
+    ("answer", "live", "undecided"),
+    [
+        (plan.Recognized(b"1\n"), [1], []),
+        (plan.Recognized(b""), [], []),
+        (plan.Failed(3, b"join"), [], []),
+        (plan.Failed(1, b"join"), [], [1, 2]),
+        (None, [], [1, 2]),
+        (MounterFailed("busy"), [], [1, 2]),
+    ],
+    ids=["one is there", "none is there", "nobody is there", "not let in", "ended", "no mounter"],
+)
+def test_only_who_has_an_answer_of_the_fake_mounter_forgets_a_mount(
+    answer: plan.Record | MounterFailed | None, live: list[int], undecided: list[int], tmp_path: Path
+) -> None:
+    fusectl = FakeFusectl(tmp_path / "fusectl")
+    registry = Registry(tmp_path / "state", fusectl.descriptor)
+    for device in (1, 2):
+        registry.add(mount(device, fusectl.connect(device), mount_id=1000 + device))
+        fusectl.reconnect(device)
+    registry.close()
+    registry = Registry(tmp_path / "state", fusectl.descriptor)
+    mounter = FakeMounter(answer)
+    said: list[dict[str, Any]] = []
+    front: Any = SimpleNamespace(
+        registry=registry,
+        mounter=mounter,
+        configuration=Configuration(),
+        log=lambda *_, **fields: said.append(fields),
+    )
+    asyncio.run(recognize(front))
+    assert mounter.asked == [plan.StartRecognize(Configuration().deadlines.operation, 7, b"1 1001\n2 1002\n")]
+    assert [each.device for each in registry] == live
+    assert said == [{"recognized": len(live), "gone": 2 - len(live) - len(undecided), "undecided": len(undecided)}]
+    registry.close()
+    registry = Registry(tmp_path / "state", fusectl.descriptor)
+    assert ([each.device for each in registry], sorted(registry.unsure)) == (live, [Device(each) for each in undecided])
+    registry.close()
+    os.close(fusectl.descriptor)
