@@ -10,8 +10,6 @@ mount namespace against brokers that this starts; nothing is left.
 import argparse
 import os
 import resource
-import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,10 +20,12 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.latency import percentile
 from broker import syscalls
 from tests.e2e.conftest import settle
 from tests.e2e.hostile import fuse_mounts, mount, unmount
 from tests.lab.broker import PROXY, Broker
+from tests.lab.callers import enter_private_namespace
 from tests.lab.images import DEBIAN, image_tag
 from tests.lab.load import Beside, Call, Helper, Holding, holding
 from tests.lab.podman import Container, Options, Volume
@@ -78,15 +78,6 @@ class Sample(NamedTuple):
         self.mounts.extend(other.mounts)
         self.unmounts.extend(other.unmounts)
         self.errors.extend(other.errors)
-
-
-def percentile(values: list[float], percent: int) -> float:
-    return statistics.quantiles(values, n=100)[percent - 1]
-
-
-def enter_private_namespace() -> None:
-    syscalls.unshare(syscalls.CLONE_NEWNS)
-    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
 
 
 def note(call: Call, milliseconds: list[float], errors: list[str]) -> None:

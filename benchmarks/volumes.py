@@ -20,7 +20,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from benchmarks.load import Report, percentile
+from benchmarks.latency import percentile
+from benchmarks.load import Report
 from broker.csi import csi_pb2 as csi
 from fusermount3_proxy import wire
 from fusermount3_proxy.wire import CommitRequest, VolumeRequest
