@@ -21,8 +21,6 @@ from broker.registry import Mount
 from broker.states import MOUNT_STATES
 from fusermount3_proxy import __version__
 
-LIMIT = 64 * 1024 * 1024
-
 
 class NotRunning(Exception):
     """No broker answers on the control socket."""

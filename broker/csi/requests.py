@@ -19,7 +19,7 @@ from broker.records import Vocabulary
 #: A status code of gRPC (grpc.StatusCode), and those that are used.
 Code = Annotated[int, range(17)]
 OK, CANCELLED, INVALID_ARGUMENT, NOT_FOUND, ALREADY_EXISTS = 0, 1, 3, 5, 6
-FAILED_PRECONDITION, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 9, 12, 13, 14
+FAILED_PRECONDITION, INTERNAL, UNAVAILABLE = 9, 13, 14
 GroupId = Annotated[int, range(2**32)]
 #: No group: as chown(2) takes it.
 NO_GROUP = 2**32 - 1

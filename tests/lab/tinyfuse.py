@@ -9,8 +9,6 @@ import errno
 import os
 import signal
 import struct
-from contextlib import suppress
-from dataclasses import dataclass
 
 NAME = b"file"
 BLOCKS = 1000
@@ -23,31 +21,11 @@ _INIT_REPLY = struct.pack("=IIIIHHIIHH28x", 7, 31, 65536, 0, 12, 9, 65536, 1, 0,
 _STATFS_REPLY = struct.pack("=5Q4I24x", BLOCKS, BLOCKS // 2, BLOCKS // 4, 100, 50, BLOCK_SIZE, 255, BLOCK_SIZE, 0)
 
 
-@dataclass
-class TinyFuse:
-    """A process that serves `device`, whose only file says `content`. With `hangs`, it reads requests and answers none
-    but the first. This process's own descriptor is closed."""
-
-    device: int
-    content: bytes = b"hello"
-    hangs: bool = False
-
-    def __post_init__(self) -> None:
-        self.pid = os.fork()
-        if self.pid == 0:
-            with suppress(BaseException):
-                serve(self.device, self.content, self.hangs)
-            os._exit(0)
-        os.close(self.device)
-
-    def kill(self) -> None:
-        """End it as a crash does."""
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
-
-
 def serve(device: int, content: bytes = b"hello", hangs: bool = False) -> None:
-    """Serve in this process until the filesystem has ended; no longer than a test may take. Raises OSError."""
+    """Serve in this process until the filesystem has ended; no longer than a test may take.
+
+    Its only file says `content`. With `hangs`, requests are read and none but the first is answered. Raises OSError.
+    """
     signal.alarm(120)
     while True:
         request = os.read(device, 1 << 17)
