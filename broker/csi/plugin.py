@@ -9,14 +9,16 @@ the last one. The process ends when nobody is at the other end any more, and is 
 
 import asyncio
 import itertools
+import os
 import secrets
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 from google.protobuf.wrappers_pb2 import BoolValue
@@ -267,8 +269,11 @@ def _handler(service: str, methods: dict[str, Callable[[Any, Context], Awaitable
 # The process -------------------------------------------------------------------------------------------------------
 
 
-def main(arguments: list[str]) -> None:
-    """Serve until the front's end of the connection, whose number is the first of the arguments, is closed."""
+def main(arguments: list[str]) -> int:
+    """Serve until the front's end of the connection, whose number is the first of the arguments, is closed.
+
+    Return the status with which the process is to end.
+    """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # they are the supervisor's business
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -284,7 +289,8 @@ def main(arguments: list[str]) -> None:
         asyncio.run(_serve(connection, checked, write_log))
     except (SettingsError, OSError) as error:
         write_log(log.ERROR, f"the CSI plugin can't serve: {error}")
-        sys.exit(1)
+        return 1
+    return 0
 
 
 async def _serve(connection: socket.socket, settings: Settings, write_log: Log) -> None:
@@ -299,5 +305,18 @@ async def _serve(connection: socket.socket, settings: Settings, write_log: Log) 
         await server.stop(GRACE)
 
 
+def run() -> NoReturn:
+    """Run `main`, and end at once.
+
+    As the interpreter ends, gRPC 1.51 of Debian 12 at times waits for ever for a thread of its own.
+    """
+    try:
+        status = main(sys.argv[1:])
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    os._exit(status)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run()
