@@ -47,7 +47,6 @@ from broker.conversation import (
     Dismissed,
     HungUp,
     StepError,
-    receive,
     receive_all,
     rights,
 )
@@ -71,8 +70,6 @@ SPARES = 4
 #: Milliseconds without a new operation after which a spare that was used is replaced, unless it was the last: a fork
 #: and a rehearsal would take the processor from the operation itself.
 REPLACE_AFTER = 20
-#: More records than the kernel queues for a socket, with their overhead.
-_MOST_QUEUED = 1024
 
 
 def main(
@@ -286,10 +283,13 @@ def _drain(connection: socket.socket) -> None:
     """Take what a caller has said that nobody wanted, now that it can say no more.
 
     If a connection ends with something unread, its other end is told of that before it can read the answer.
+
+    An empty record looks like the end, but for its sender's credentials (net/unix/af_unix.c, unix_dgram_recvmsg).
     """
     with suppress(OSError, wire.ProtocolError):
-        for _ in range(_MOST_QUEUED):  # an empty record looks like the end
-            receive(connection, socket.MSG_DONTWAIT)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        while any(receive_all(connection, socket.MSG_DONTWAIT)):
+            pass
 
 
 def _serve_caller(
