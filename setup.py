@@ -39,6 +39,7 @@ except ImportError:  # setuptools before 70.1, as in Debian 12
 
 PROXY = "fusermount3-proxy"
 BROKER = "fusermount3-broker"
+MODULES_ONLY = os.environ.get("FUSERMOUNT3PROXY_MODULES_ONLY", "") not in ("", "0")
 
 
 def release_time() -> int:
@@ -126,7 +127,7 @@ def run(script: str, *arguments: str | Path) -> int:
 class Install(install):
     sub_commands: ClassVar[list[tuple[str, Callable[[Any], bool] | None]]] = [
         *install.sub_commands,
-        ("install_system_files", lambda _: os.environ.get("FUSERMOUNT3PROXY_MODULES_ONLY", "") in ("", "0")),
+        ("install_system_files", lambda _: not MODULES_ONLY),
     ]
 
 
@@ -182,5 +183,7 @@ setup(
         "install": Install,
         "install_system_files": InstallSystemFiles,
         "sdist": SourceDistribution,
-    }
+    },
+    # Otherwise setup.cfg says which: also those of what is linked into the executable.
+    license_files=["LICENSE"] if MODULES_ONLY else None,
 )

@@ -138,7 +138,7 @@ def test_the_metadata_names_licence_and_version(wheel: zipfile.ZipFile, metadata
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["License"] == "Apache-2.0"
     files = metadata.get_all("License-File") or []
-    assert {Path(name).name for name in files} == {"LICENSE", "NOTICE", "CPython", "glibc", "LGPL-2.1"}
+    assert {Path(name).name for name in files} == {"LICENSE", "README", "CPython", "glibc", "LGPL-2.1"}
     for name in files:
         assert wheel.read(f"{ROOT}.dist-info/licenses/{name}") == (pypi.SOURCES / name).read_bytes()
 
