@@ -23,6 +23,7 @@ ENVIRONMENT = Path(sys.prefix)
 """The venv in which the tests run."""
 
 PYTHONS = {"bookworm": "3.11", "trixie": "3.13"}
+"""The version that a release of Debian has."""
 ONLY_AS_SOURCES = ("pyxattr", "systemd-python")
 """Of these, PyPI has no wheel."""
 
@@ -57,8 +58,8 @@ def machine(suite: str) -> DebianRecipe:
     return DebianRecipe(f"pip-machine-{suite}", recipe, suite)
 
 
-def wheelhouse(suite: str) -> Path:
-    """Return a directory with what the project requires, to run and to be built, for the release's Python."""
+def wheelhouse(python: str) -> Path:
+    """Return a directory with what the project requires, to run and to be built, for this version of Python."""
     configuration = configparser.ConfigParser()
     configuration.read(SOURCES / "setup.cfg")
     required = [*configuration["options"]["install_requires"].split(), "setuptools", "wheel"]
@@ -68,8 +69,8 @@ def wheelhouse(suite: str) -> Path:
     def fill(directory: Path) -> None:
         download: list[Argument] = [ENVIRONMENT / "bin/pip", "download", "--quiet", "--dest", directory]
         platforms = [f"--platform=manylinux{version}_{os.uname().machine}" for version in ("_2_17", "2014", "_2_28")]
-        run([*download, "--only-binary=:all:", *platforms, f"--python-version={PYTHONS[suite]}", *wheels], timeout=600)
+        run([*download, "--only-binary=:all:", *platforms, f"--python-version={python}", *wheels], timeout=600)
         sources = [requirement for requirement in required if requirement not in wheels]
         run([*download, "--no-deps", "--no-binary=:all:", *sources], timeout=600)
 
-    return Cache().entry(f"wheelhouse-{suite}", recipe_hash(PYTHONS[suite], os.uname().machine, *required), fill)
+    return Cache().entry(f"wheelhouse-{python}", recipe_hash(python, os.uname().machine, *required), fill)

@@ -1,4 +1,4 @@
-"""The page on PyPI, followed to the letter on a machine that boots: what pip installs there serves and mounts."""
+"""What pip installs serves and mounts: on this host, and where the page on PyPI is followed to the letter."""
 
 from __future__ import annotations
 
@@ -7,23 +7,46 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.conftest import wait_until
+from fusermount3_proxy import __version__
 from tests.lab import pypi
-from tests.lab.images import image_tag
-from tests.lab.podman import Container, Options, Volume
+from tests.lab.broker import Broker
+from tests.lab.commands import Argument, run
+from tests.lab.images import BUSYBOX, image_tag
+from tests.lab.podman import FUSE_STAND_IN, Container, Options, Volume
 from tests.lab.programs import whoamifs
-from tests.packaging.test_service import KERNEL, MOUNTPOINT, SERVICE, SOCKET
-from tests.packaging.test_wheel import SDIST
+from tests.packaging import machines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = pytest.mark.e2e
 
 PLACE = "/opt/fusermount3-proxy"
-#: pip knows no other places than these, and asks nobody.
-PIP = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/srv/dist /srv/wheelhouse", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+MOUNTPOINT = "/home/user/mnt"
+SDIST = f"/srv/dist/fusermount3_proxy-{__version__}.tar.gz"
+UNITS = ["fusermount3-broker.socket", "fusermount3-broker.service"]
+#: pip knows no other places than these.
+PIP = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/srv/dist /srv/wheelhouse"}
+
+
+def test_a_broker_that_pip_has_installed_mounts_for_a_container_that_is_given_the_proxy(
+    dist: Path, tmp_path: Path
+) -> None:
+    programs = tmp_path / "venv/bin"
+    run(["/usr/bin/python3", "-m", "venv", programs.parent])
+    python = run([programs / "python", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]).stdout.strip()
+    known: list[Argument] = ["--no-index", "--find-links", dist, "--find-links", pypi.wheelhouse(python)]
+    run([programs / "pip", "install", *known, "fusermount3-proxy"], timeout=300)
+    with Broker(command=(programs / "fusermount3-broker",)) as broker:
+        volumes = [*broker.volumes(programs / "fusermount3-proxy"), FUSE_STAND_IN, Volume(whoamifs(), "/bin/whoamifs")]
+        with Container(image_tag(BUSYBOX), options=Options(user="1000:1000", volumes=volumes)) as container:
+            container.exec(["whoamifs", MOUNTPOINT])
+            assert container.exec(["head", "-n1", f"{MOUNTPOINT}/whoami"]).stdout.startswith("uid=1000 gid=1000 ")
+            assert [mount["mountpoint"] for mount in broker.mounts()] == [MOUNTPOINT]
+            container.exec(["fusermount3", "-u", MOUNTPOINT])
+            assert container.fuse_mounts() == []
+            assert broker.mounts() == []
 
 
 @pytest.fixture
@@ -31,18 +54,11 @@ def booted(suite: str, dist: Path) -> Iterator[Container]:
     """A machine that has booted, with the packages that the page names, and leaves no mount."""
     volumes = [
         Volume(dist, "/srv/dist"),
-        Volume(pypi.wheelhouse(suite), "/srv/wheelhouse"),
+        Volume(pypi.wheelhouse(pypi.PYTHONS[suite]), "/srv/wheelhouse"),
         Volume(whoamifs(), "/usr/local/bin/whoamifs"),
     ]
-    options = Options(privileged=True, volumes=volumes, extra=["--systemd=always"])
-    with Container(image_tag(pypi.machine(suite)), ["/sbin/init", *KERNEL], options) as container:
-        is_up = ["systemctl", "is-system-running"]
-        wait_until(lambda: container.exec(is_up, check=False).stdout.strip() == "running", 60)
-        container.exec(["mount", "--make-rshared", "/"])
-        container.exec(["chmod", "0666", "/dev/fuse"])
+    with machines.booted(image_tag(pypi.machine(suite)), volumes) as container:
         yield container
-        assert container.fuse_mounts() == []
-        assert container.exec(is_up).stdout.strip() == "running"
 
 
 def follow(container: Container, block: list[str]) -> None:
@@ -50,6 +66,7 @@ def follow(container: Container, block: list[str]) -> None:
     container.exec(["sh", "-eux", "-c", "\n".join(block)], env=PIP, timeout=300)
 
 
+@pytest.mark.long
 def test_who_follows_the_page_has_a_service_and_a_proxy_that_mount(booted: Container) -> None:
     _, install = pypi.commands("Install")
     (serve,) = pypi.commands("Run the broker")
@@ -59,7 +76,7 @@ def test_who_follows_the_page_has_a_service_and_a_proxy_that_mount(booted: Conta
     booted.exec(["ln", "--symbolic", f"{PLACE}/bin/fusermount3-proxy", "/usr/bin/fusermount3"])
     booted.exec(["whoamifs", MOUNTPOINT], user="user")
     assert booted.exec(["cat", f"{MOUNTPOINT}/whoami"], user="user").stdout.startswith("uid=1000 gid=1000 pid=")
-    assert booted.exec(["systemctl", "is-active", SOCKET, SERVICE]).stdout.split() == ["active", "active"]
+    assert booted.exec(["systemctl", "is-active", *UNITS]).stdout.split() == ["active", "active"]
     listed = json.loads(booted.exec([f"{PLACE}/bin/fusermount3-broker", "mounts", "--json"]).stdout)
     assert [mount["mountpoint"] for mount in listed] == [MOUNTPOINT]
     booted.exec(["fusermount3", "-u", MOUNTPOINT], user="user")
@@ -69,11 +86,12 @@ def test_who_follows_the_page_has_a_service_and_a_proxy_that_mount(booted: Conta
     assert f"{PLACE}/bin/fusermount3-proxy" in booted.exec(["cat", "/etc/cdi/fusermount3-proxy.json"]).stdout
 
 
+@pytest.mark.long
 def test_pip_links_the_proxy_from_the_sdist_or_installs_the_broker_alone(booted: Container) -> None:
     for compiler, programs in (("cc", {"fusermount3-broker", "fusermount3-proxy"}), ("false", {"fusermount3-broker"})):
         place = f"/opt/{compiler}"
         booted.exec(["python3", "-m", "venv", place])
-        install = [f"{place}/bin/pip", "install", "--verbose", "--no-cache-dir", "--no-deps", f"/srv/dist/{SDIST}"]
+        install = [f"{place}/bin/pip", "install", "--verbose", "--no-cache-dir", "--no-deps", SDIST]
         said = booted.exec(install, env={**PIP, "CC": compiler}, timeout=300)
         found = booted.exec(["sh", "-c", f"cd {place}/bin && ls -d fusermount3-*"]).stdout.split()
         assert set(found) == programs
