@@ -17,6 +17,8 @@ myst_heading_anchors = 4
 #: Blocks without a language are commands or drawings, and stay as they are.
 highlight_language = "none"
 nitpicky = True
+#: Two dashes are an option, and stay two.
+smartquotes = False
 
 html_theme = "furo"
 html_title = f"fusermount3-proxy {version}"

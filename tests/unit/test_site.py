@@ -90,6 +90,10 @@ def test_every_page_is_in_the_site_and_reached_from_the_first(site: Path) -> Non
     assert names - {link.partition("#")[0] for link in Page((site / "index.html").read_text()).links} <= {"index.html"}
 
 
+def test_what_is_to_be_typed_is_as_it_was_written(site: Path) -> None:
+    assert "<h2>--wait-mounted<" in (site / "programs.html").read_text()
+
+
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
     for path, page in pages_of(site).items():
         assert page.loaded
