@@ -39,5 +39,10 @@ def test_the_test_that_executes_a_block_reads_it(listed: tuple[str, str], file: 
 
 
 def test_other_blocks_have_a_language() -> None:
-    languages = {block.language for block in documented.blocks()}
-    assert languages <= {*LANGUAGES_OF_COMMANDS, "text", "console", "yaml", "toml", "c"}
+    languages = {block.language for block in documented.blocks() if block.page != "troubleshooting.md"}
+    assert languages <= {*LANGUAGES_OF_COMMANDS, "text", "yaml", "toml"}
+
+
+def test_what_is_typed_in_troubleshooting_is_typed_by_its_test() -> None:
+    assert {block.language for block in documented.blocks() if block.page == "troubleshooting.md"} == {"", "console"}
+    assert 'PAGES["troubleshooting.md"]' in (TESTS / "e2e/test_troubleshooting.py").read_text()

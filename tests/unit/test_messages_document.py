@@ -120,6 +120,12 @@ def test_the_page_has_no_message_that_nobody_writes() -> None:
     assert unknown == []
 
 
+def test_the_page_says_of_every_message_what_it_means_and_what_to_do() -> None:
+    rows = re.findall(r"^\| `.+ \|$", PAGE, re.MULTILINE)
+    assert len(rows) > 100
+    assert [row for row in rows if "" in [cell.strip() for cell in row.strip("|").split(" |")]] == []
+
+
 def test_a_message_is_found_whatever_it_is_made_of() -> None:
     function = """
 def f(path: "some annotation") -> None:

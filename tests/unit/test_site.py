@@ -6,6 +6,7 @@ External links are looked at for their form only: tests have no network but for 
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -88,6 +89,12 @@ def test_every_page_is_in_the_site_and_reached_from_the_first(site: Path) -> Non
     names = {page.with_suffix(".html").name for page in (ROOT / "docs").glob("*.md")}
     assert {path.name for path in site.glob("*.html")} == names | {"search.html"}
     assert names - {link.partition("#")[0] for link in Page((site / "index.html").read_text()).links} <= {"index.html"}
+
+
+def test_a_page_that_comes_later_is_in_the_table_of_contents_too() -> None:
+    contents = runpy.run_path(str(ROOT / "docs/conf.py"))["contents"]
+    assert ":caption: Operate\n\nperformance\n" in contents({"index", "performance"})
+    assert contents({"index", "unheard-of"}).endswith(":caption: More\n\nunheard-of\n```\n")
 
 
 def test_what_is_to_be_typed_is_as_it_was_written(site: Path) -> None:
