@@ -53,6 +53,7 @@ EXECUTED = {
     ("messages.md", "journalctl"): _SOURCE,
     ("operations.md", "cp packaging/systemd"): _SOURCE,
     ("operations.md", "curl"): _SOURCE,
+    ("programs.md", "FUSERMOUNT3PROXY_"): "test_other_names.py",
 }
 
 #: By page and beginning of a block: why no test reads and executes it, and what is tested instead.
@@ -79,10 +80,6 @@ NOT_EXECUTED = {
     ): "tests/e2e/csi/test_fuse_starter.py does so with programs without a server",
     ("troubleshooting.md", "fusermount3-broker status"): "both are executed, from other pages",
     ("programs.md", "fuse-starter --fd-passing"): "the same",
-    (
-        "programs.md",
-        "FUSERMOUNT3PROXY_",
-    ): "tests/e2e/test_other_names.py does so with the address of a server that it has",
 }
 
 

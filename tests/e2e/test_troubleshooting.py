@@ -10,17 +10,16 @@ import pytest
 
 from tests.e2e.conftest import wait_until
 from tests.e2e.documented import PAGES
+from tests.e2e.sshfs import introduce
 from tests.lab.broker import PROGRAM, Broker
 from tests.lab.commands import run
 from tests.lab.images import DEBIAN, image_tag
 from tests.lab.podman import FUSE_STAND_IN, LIMITS, RUNTIME, Container, Options, Volume
-from tests.lab.sshd import client_files, sshd_for
+from tests.lab.sshd import sshd_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-
-    from tests.lab.sshd import Sshd
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
@@ -101,17 +100,9 @@ def a_place(
         options = Options(volumes=[*given, *volumes])
         with Container(image_tag(DEBIAN), options=options) as container, sshd_for(container) as sshd:
             for each in {user, "user"}:
-                introduce(sshd, container, each)
+                introduce(sshd, container, each, SERVER)
             container.exec(["mkdir", "other"], user="user", workdir=HOME)
             yield Place(broker, container, user)
-
-
-def introduce(sshd: Sshd, container: Container, user: str) -> None:
-    """Have ssh of this user know the server."""
-    home = HOME if user == "user" else "/root"
-    for name, content in client_files(sshd.directory, SERVER, f"{home}/.ssh").items():
-        script = 'umask 077 && mkdir -p "$1/.ssh" && cat > "$1/.ssh/$2"'
-        container.exec(["sh", "-c", script, "sh", home, name], user=user, input=content)
 
 
 @contextlib.contextmanager
