@@ -154,6 +154,7 @@ SCENES: dict[str, Callable[[], contextlib.AbstractContextManager[Place]]] = {
     "option allow_other only allowed if 'user_allow_other' is set in …": a_place,
     "mounting over filesystem type 0x… is forbidden": lambda: a_place(user="root"),
     "too many …": lambda: mounted("[limits]\nmounts = 1", at="other"),
+    "fusermount3: …: Permission denied": a_place,
     "unresolvable CDI devices": a_place,
     "Transport endpoint is not connected": left,
     "Everything that touches it hangs": hanging,
