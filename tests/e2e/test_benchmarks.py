@@ -1,0 +1,57 @@
+"""The benchmarks run: all parts in short, and what is measured is whole. No time is looked at."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import metafuse, page, results
+from benchmarks.__main__ import PAGE, STORED
+from benchmarks.latency import META_FUSE, published_to_descriptor
+from benchmarks.results import GENUINE, PROXY
+from tests.e2e.conftest import fuse_mounts_of_host
+from tests.lab.callers import enter_private_namespace
+from tests.lab.load import Beside, Helper
+from tests.lab.programs import oldclient
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
+
+SOURCES = Path(__file__).parents[2]
+
+
+def test_a_quick_run_measures_all_parts_and_leaves_nothing(tmp_path: Path) -> None:
+    mounts, documents = fuse_mounts_of_host(), (PAGE.file.read_bytes(), STORED.read_bytes())
+    stored = tmp_path / "results.json"
+    command: list[str | Path] = [sys.executable, "-m", "benchmarks", "--quick", "--json", stored]
+    done = subprocess.run(command, cwd=SOURCES, capture_output=True, text=True, timeout=600)
+    print(done.stdout)
+    assert (done.returncode, done.stderr) == (0, "")
+    measured = results.load(stored)
+    assert measured.quick
+    assert page.rendered(measured).count("### ") == 5
+    assert measured.latency
+    assert {GENUINE, PROXY} <= set(measured.latency.exec_to_descriptor)
+    assert META_FUSE in {**measured.latency.exec_to_descriptor, **measured.latency.not_measured}
+    assert measured.callers
+    assert [each.failed() for each in measured.callers] == [0, 0, 0]
+    for title in ("The n-th mount", "8 callers at once", "Another caller, while a container", "A hundred at once"):
+        assert f"\n{title}" in done.stdout, "a part did not run"
+    assert fuse_mounts_of_host() == mounts
+    assert (PAGE.file.read_bytes(), STORED.read_bytes()) == documents, "it wrote without --write"
+
+
+def test_a_stand_in_for_the_proxy_of_meta_fuse_csi_plugin_is_served(tmp_path: Path) -> None:
+    program = oldclient()
+
+    def calls() -> list[float]:
+        enter_private_namespace()
+        mountpoint = tmp_path / "mountpoint"
+        mountpoint.mkdir()
+        with metafuse.Driver(tmp_path) as driver:
+            helper = Helper(driver.socket, program)
+            return [published_to_descriptor(driver, helper, mountpoint) for _ in range(3)]
+
+    assert len(Beside(calls).result()) == 3
