@@ -44,13 +44,33 @@ class Extent:
     mounts: int
     volumes: int
     load: tuple[str, ...]
+    """Options of benchmarks/load.py."""
     pause: float
-    """For so many seconds it is seen how busy others are."""
+    """Seconds in which is seen how busy others are, before each part."""
 
 
-FULL = Extent(1000, 5, 4, 10, 1.5, 1000, 200, (), 5)
-QUICK_LOAD = ("--mounts=50", "--calls=20", "--callers=8", "--seconds=2", "--cycles=200", "--rounds=1")
-QUICK = Extent(50, 1, 1, 2, 0.3, 50, 10, QUICK_LOAD, 0.5)
+FULL = Extent(
+    calls=1000,
+    caller_rounds=5,
+    caller_seconds=4,
+    datapath_rounds=10,
+    datapath_seconds=1.5,
+    mounts=1000,
+    volumes=200,
+    load=(),
+    pause=5,
+)
+QUICK = Extent(
+    calls=50,
+    caller_rounds=1,
+    caller_seconds=1,
+    datapath_rounds=2,
+    datapath_seconds=0.3,
+    mounts=50,
+    volumes=10,
+    load=("--mounts=50", "--calls=20", "--callers=8", "--seconds=2", "--cycles=200", "--rounds=1"),
+    pause=0.5,
+)
 
 
 class Part(NamedTuple):

@@ -27,24 +27,24 @@ class NotMeasured(Exception):
 
 def install(directory: Path) -> Path:
     """Return the executable, newly built in `directory` from its Go module. Raises NotMeasured."""
-    module = json.loads(go("mod", "download", "-json", f"{MODULE}@latest"))
+    module = json.loads(go(directory, 60, "mod", "download", "-json", f"{MODULE}@latest"))
     executable = directory / "meta-fuse-proxy"
-    go("build", "-C", module["Dir"], "-o", str(executable), "./cmd/fusermount3-proxy")
+    go(Path(module["Dir"]), 300, "build", "-o", str(executable), "./cmd/fusermount3-proxy")
     return executable
 
 
-def go(*arguments: str) -> str:
-    """Return what a command of go prints. Raises NotMeasured if it fails, or there is no go."""
+def go(directory: Path, seconds: int, *arguments: str) -> str:
+    """Return what a command of go prints there. Raises NotMeasured if it fails, takes longer, or there is no go."""
     program = shutil.which("go")
     if not program:
         raise NotMeasured("no go on this machine")
     environment = {**os.environ, "GOTOOLCHAIN": "local", "CGO_ENABLED": "0"}
     try:
         ended = subprocess.run(
-            [program, *arguments], env=environment, cwd="/", capture_output=True, text=True, timeout=300
+            [program, *arguments], env=environment, cwd=directory, capture_output=True, text=True, timeout=seconds
         )
     except subprocess.TimeoutExpired:
-        raise NotMeasured(f"go {arguments[0]} took longer than 5 minutes") from None
+        raise NotMeasured(f"go {arguments[0]} took longer than {seconds} seconds") from None
     if ended.returncode != 0:
         raise NotMeasured(reason(ended.stdout, ended.stderr))
     return ended.stdout
