@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import metafuse, page, results
-from benchmarks.__main__ import PAGE, STORED
-from benchmarks.latency import META_FUSE, published_to_descriptor
+from benchmarks import latency, metafuse, page, results
+from benchmarks.__main__ import PAGE, STORED, in_private_namespace
+from benchmarks.latency import META_FUSE
 from benchmarks.results import GENUINE, PROXY
 from tests.e2e.conftest import fuse_mounts_of_host
-from tests.lab.callers import enter_private_namespace
-from tests.lab.load import Beside, Helper
 from tests.lab.programs import oldclient
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
@@ -43,15 +41,11 @@ def test_a_quick_run_measures_all_parts_and_leaves_nothing(tmp_path: Path) -> No
     assert (PAGE.file.read_bytes(), STORED.read_bytes()) == documents, "it wrote without --write"
 
 
-def test_a_stand_in_for_the_proxy_of_meta_fuse_csi_plugin_is_served(tmp_path: Path) -> None:
-    program = oldclient()
-
-    def calls() -> list[float]:
-        enter_private_namespace()
-        mountpoint = tmp_path / "mountpoint"
-        mountpoint.mkdir()
-        with metafuse.Driver(tmp_path) as driver:
-            helper = Helper(driver.socket, program)
-            return [published_to_descriptor(driver, helper, mountpoint) for _ in range(3)]
-
-    assert len(Beside(calls).result()) == 3
+def test_where_the_proxy_of_meta_fuse_csi_plugin_can_be_had_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for it that speaks its protocol: its module can't be had everywhere."""
+    stand_in = oldclient()
+    monkeypatch.setattr(metafuse, "install", lambda _: stand_in)
+    measured = in_private_namespace(lambda: latency.measure(3))
+    assert list(measured.exec_to_descriptor) == [GENUINE, PROXY, META_FUSE]
+    assert measured.exec_to_descriptor[META_FUSE].calls == 3
+    assert measured.not_measured == {}
