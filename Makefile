@@ -66,10 +66,8 @@ lint: venv  ## ruff and mypy --strict
 	$(VENV)/bin/mypy
 
 .PHONY: bench
-bench: venv static lab-packages  ## latency beside the genuine fusermount3; load: many mounts, callers, cycles, and bounds; volumes
-	$(VENV)/bin/python -m benchmarks.latency
-	$(VENV)/bin/python -m benchmarks.load
-	$(VENV)/bin/python -m benchmarks.volumes
+bench: venv static lab-packages  ## what a mount costs beside the genuine fusermount3, into docs/performance.md; bounds under load
+	$(VENV)/bin/python -m benchmarks --write
 
 MINUTES := 20
 .PHONY: soak

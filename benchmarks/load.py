@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.latency import percentile
+from benchmarks.results import percentile
 from broker import syscalls
 from tests.e2e.conftest import settle
 from tests.e2e.hostile import fuse_mounts, mount, unmount
@@ -434,7 +434,7 @@ PARTS: dict[str, Callable[[Report, argparse.Namespace], None]] = {
 }
 
 
-def main() -> None:
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("parts", nargs="*", metavar="part", help=f"of {', '.join(PARTS)}; all")
     parser.add_argument("--mounts", type=int, default=1000, help="that live at once (%(default)s)")
@@ -443,19 +443,34 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=60, help="for which they call (%(default)s)")
     parser.add_argument("--cycles", type=int, default=20_000, help="of mount and unmount (%(default)s)")
     parser.add_argument("--rounds", type=int, default=6, help="with a harmful container (%(default)s)")
-    arguments = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    arguments = parser().parse_args()
     if not PROXY.exists():
         sys.exit(f"{PROXY} is missing: make static")
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    report = Report()
+    missed = run(arguments)
+    for each in missed:
+        print(f"MISSED {each}")
+    sys.exit(1 if missed else 0)
+
+
+def run(arguments: argparse.Namespace) -> list[str]:
+    """Run the parts; return which bounds were missed."""
+    allow_many_descriptors()
+    missed = []
     for name in arguments.parts or PARTS:
         # In a process of its own: it goes through mount namespaces.
-        missed = Beside(partial(run_part, name, arguments)).result()
-        report.missed += [f"{name}: {what}" for what in missed]
-    for each in report.missed:
-        print(f"MISSED {each}")
-    sys.exit(1 if report.missed else 0)
+        of_part = Beside(partial(run_part, name, arguments)).result()
+        missed += [f"{name}: {what}" for what in of_part]
+    return missed
+
+
+def allow_many_descriptors() -> None:
+    """Let this process, and those it starts, open as many as the system lets it: each filesystem has one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def run_part(name: str, arguments: argparse.Namespace) -> list[str]:
