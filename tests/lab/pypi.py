@@ -1,7 +1,6 @@
-"""The sdist and the wheel of the project, and machines on which pip installs them without a network.
+"""The sdist and the wheel of the project, and what pip installs them with where there is no network.
 
-`make_wheel` is `make wheel`, in these sources or in others. A `machine` has what packaging/pypi.md has its readers
-install, and `wheelhouse` what pip would fetch for it.
+`make_wheel` is `make wheel`, in these sources or in others; `wheelhouse` has what pip would fetch.
 """
 
 from __future__ import annotations
@@ -9,16 +8,13 @@ from __future__ import annotations
 import configparser
 import os
 import re
-import shlex
 import sys
 from pathlib import Path
 
 from tests.lab.cache import Cache, recipe_hash
 from tests.lab.commands import Argument, run
-from tests.lab.images import DebianRecipe
 
 SOURCES = Path(__file__).parents[2]
-PAGE = SOURCES / "packaging/pypi.md"
 ENVIRONMENT = Path(sys.prefix)
 """The venv in which the tests run."""
 
@@ -38,24 +34,6 @@ def make_wheel(sources: Path, *variables: str, prefix: tuple[str, ...] = ()) -> 
     make = ["make", "--directory", str(sources), f"--old-file={installed}", "wheel", f"VENV={ENVIRONMENT}", *variables]
     run([*prefix, *make], timeout=300)
     return sources / "build/dist"
-
-
-def commands(heading: str) -> list[list[str]]:
-    """Return the blocks of commands below a heading of the page on PyPI, each as its lines."""
-    text = PAGE.read_text()
-    _, found, rest = text.partition(f"\n## {heading}\n")
-    assert found, f"{PAGE} has no {heading!r}"
-    section = rest.partition("\n## ")[0]
-    return [block.splitlines() for block in re.findall(r"```sh\n(.*?)```", section, flags=re.DOTALL)]
-
-
-def machine(suite: str) -> DebianRecipe:
-    """A system that boots, with the packages that the page names."""
-    ((line,), *_) = commands("Install")
-    packages = shlex.split(line)
-    assert packages[:2] == ["apt-get", "install"]
-    recipe = ("passwd", "systemd", "systemd-sysv", "dbus", "procps", *packages[2:])
-    return DebianRecipe(f"pip-machine-{suite}", recipe, suite)
 
 
 def wheelhouse(python: str) -> Path:

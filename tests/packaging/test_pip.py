@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fusermount3_proxy import __version__
+from tests.e2e.documented import block, options_of
 from tests.lab import pypi
 from tests.lab.broker import Broker
 from tests.lab.commands import Argument, run
-from tests.lab.images import BUSYBOX, image_tag
-from tests.lab.podman import FUSE_STAND_IN, Container, Options, Volume
+from tests.lab.images import BUSYBOX, DebianRecipe, image_tag
+from tests.lab.podman import Container, Options, Volume
 from tests.lab.programs import whoamifs
 from tests.packaging import machines
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.e2e
 
-PLACE = "/opt/fusermount3-proxy"
+PAGE = "pypi.md"
 MOUNTPOINT = "/home/user/mnt"
 SDIST = f"/srv/dist/fusermount3_proxy-{__version__}.tar.gz"
 UNITS = ["fusermount3-broker.socket", "fusermount3-broker.service"]
@@ -39,14 +40,30 @@ def test_a_broker_that_pip_has_installed_mounts_for_a_container_that_is_given_th
     known: list[Argument] = ["--no-index", "--find-links", dist, "--find-links", pypi.wheelhouse(python)]
     run([programs / "pip", "install", *known, "fusermount3-proxy"], timeout=300)
     with Broker(command=(programs / "fusermount3-broker",)) as broker:
-        volumes = [*broker.volumes(programs / "fusermount3-proxy"), FUSE_STAND_IN, Volume(whoamifs(), "/bin/whoamifs")]
-        with Container(image_tag(BUSYBOX), options=Options(user="1000:1000", volumes=volumes)) as container:
+        here = {
+            "/run/fusermount3-proxy": broker.socket.parent,
+            "/usr/bin/fusermount3-proxy": programs / "fusermount3-proxy",
+        }
+        words = [option.partition(":") for option in options_of("podman run", PAGE)]
+        options = Options(
+            user="1000:1000",
+            volumes=[Volume(whoamifs(), "/bin/whoamifs")],
+            extra=[f"{here.get(source, source)}{colon}{target}" for source, colon, target in words],
+        )
+        with Container(image_tag(BUSYBOX), options=options) as container:
             container.exec(["whoamifs", MOUNTPOINT])
             assert container.exec(["head", "-n1", f"{MOUNTPOINT}/whoami"]).stdout.startswith("uid=1000 gid=1000 ")
             assert [mount["mountpoint"] for mount in broker.mounts()] == [MOUNTPOINT]
             container.exec(["fusermount3", "-u", MOUNTPOINT])
             assert container.fuse_mounts() == []
             assert broker.mounts() == []
+
+
+def machine(suite: str) -> DebianRecipe:
+    """A system that boots, with the packages that the page names."""
+    (install,) = block(PAGE, "apt-get install").commands
+    packages = ("passwd", "systemd", "systemd-sysv", "dbus", "procps", *install.split()[2:])
+    return DebianRecipe(f"pip-machine-{suite}", packages, suite)
 
 
 @pytest.fixture
@@ -57,33 +74,32 @@ def booted(suite: str, dist: Path) -> Iterator[Container]:
         Volume(pypi.wheelhouse(pypi.PYTHONS[suite]), "/srv/wheelhouse"),
         Volume(whoamifs(), "/usr/local/bin/whoamifs"),
     ]
-    with machines.booted(image_tag(pypi.machine(suite)), volumes) as container:
+    with machines.booted(image_tag(machine(suite)), volumes) as container:
         yield container
 
 
-def follow(container: Container, block: list[str]) -> None:
-    """Run a block of commands as a user does who has copied it into a shell."""
-    container.exec(["sh", "-eux", "-c", "\n".join(block)], env=PIP, timeout=300)
+def follow(container: Container, beginning: str) -> None:
+    """Run a block of the page's commands as root does who has copied it into a shell."""
+    commands = ["set -eux", *block(PAGE, beginning).commands]
+    container.exec(["sh", "-c", "\n".join(commands)], env=PIP, timeout=300)
 
 
 @pytest.mark.long
 def test_who_follows_the_page_has_a_service_and_a_proxy_that_mount(booted: Container) -> None:
-    _, install = pypi.commands("Install")
-    (serve,) = pypi.commands("Run the broker")
-    follow(booted, install)
-    follow(booted, serve)
-    # Which a container gets as a volume.
-    booted.exec(["ln", "--symbolic", f"{PLACE}/bin/fusermount3-proxy", "/usr/bin/fusermount3"])
+    follow(booted, "python3 -m venv")
+    follow(booted, "cd /opt")
+    # What a container gets as a volume; here for the machine's own users.
+    booted.exec(["ln", "--symbolic", "fusermount3-proxy", "/usr/bin/fusermount3"])
     booted.exec(["whoamifs", MOUNTPOINT], user="user")
     assert booted.exec(["cat", f"{MOUNTPOINT}/whoami"], user="user").stdout.startswith("uid=1000 gid=1000 pid=")
     assert booted.exec(["systemctl", "is-active", *UNITS]).stdout.split() == ["active", "active"]
-    listed = json.loads(booted.exec([f"{PLACE}/bin/fusermount3-broker", "mounts", "--json"]).stdout)
+    listed = json.loads(booted.exec(["fusermount3-broker", "mounts", "--json"]).stdout)
     assert [mount["mountpoint"] for mount in listed] == [MOUNTPOINT]
     booted.exec(["fusermount3", "-u", MOUNTPOINT], user="user")
 
-    (generate,) = pypi.commands("Give it to a container")
-    follow(booted, ["mkdir -p /etc/cdi", *generate])
-    assert f"{PLACE}/bin/fusermount3-proxy" in booted.exec(["cat", "/etc/cdi/fusermount3-proxy.json"]).stdout
+    booted.exec(["mkdir", "/etc/cdi"])
+    follow(booted, "fusermount3-broker cdi generate")
+    assert json.loads(booted.exec(["cat", "/etc/cdi/fusermount3-proxy.json"]).stdout)["devices"]
 
 
 @pytest.mark.long
