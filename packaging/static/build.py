@@ -20,7 +20,9 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
+from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE
 from pathlib import Path
+from types import CodeType
 from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
@@ -29,9 +31,13 @@ SIZE_LIMIT = 6_500_000
 
 PT_DYNAMIC, PT_INTERP = 2, 3
 
+NOT_READY = CO_COROUTINE | CO_ASYNC_GENERATOR
+
 COMPILE_FLAGS = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-fno-pie"]
 # No build id, and nothing that names a file or a directory: two builds can be compared byte by byte.
 LINK_FLAGS = ["-static", "-no-pie", "-s", "-Wl,--build-id=none"]
+# What omitted.c stands in front of.
+LINK_FLAGS += [f"-Wl,--wrap={name}" for name in ("_PyGC_Init", "PyType_Ready", "PyModule_AddIntConstant")]
 
 # The tables replace libpython's frozen.o and deepfreeze.o, which hold some twenty modules of the standard
 # library and spend 0.5 ms of every start on their names. Designated initialisers, because struct _frozen lost
@@ -70,6 +76,11 @@ const struct _module_alias *_PyImport_FrozenAliases = no_alias;
 int _Py_Deepfreeze_Init(void) {{ return 0; }}
 void _Py_Deepfreeze_Fini(void) {{ }}
 uint32_t _Py_next_func_version = 1;
+
+/* For omitted.c. */
+const char *const named[] = {{
+{names}}};
+const size_t named_count = sizeof named / sizeof *named;
 """
 
 
@@ -148,7 +159,21 @@ def c_source(core: Iterable[Module], program: Iterable[Module]) -> str:
         arrays="\n".join(module.array() for module in core + program),
         core="".join(module.entry() for module in core),
         program="".join(module.entry() for module in program),
+        names="".join(f'    "{name}",\n' for name in sorted(names(core + program))),
     )
+
+
+def names(modules: Iterable[Module]) -> set[str]:
+    """All names in the modules' code of globals, attributes and what is imported."""
+    found: set[str] = set()
+    code = [marshal.loads(module.code) for module in modules]
+    while code:
+        body = code.pop()
+        if body.co_flags & NOT_READY:
+            sys.exit(f"build.py: {body.co_filename}: {body.co_name}: a coroutine, whose type omitted.c leaves out")
+        found.update(body.co_names)
+        code += [constant for constant in body.co_consts if isinstance(constant, CodeType)]
+    return found
 
 
 def config(name: str) -> str:
@@ -175,7 +200,7 @@ def include_directories(target: Target | None) -> list[Path]:
 
 
 def link(frozen: Path, output: Path, target: Target | None = None) -> None:
-    sources = [HERE / "launcher.c", HERE / "absent.c", frozen]
+    sources = [HERE / "launcher.c", HERE / "absent.c", HERE / "omitted.c", frozen]
     compiler, flags = "cc", COMPILE_FLAGS
     if target:
         # Assertions in the headers name the headers.

@@ -17,16 +17,20 @@ sys: "ModuleType"
 _imp: "ModuleType"
 
 
-class _Spec:
-    """As much of a module's spec as `_imp.create_builtin` looks at."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-
 def _install(sys_module: "ModuleType", imp_module: "ModuleType") -> None:
     global sys, _imp
     sys, _imp = sys_module, imp_module
+    _describe(sys, _spec("sys"))
+
+
+def _spec(name: str) -> object:
+    """Return as much of a module's spec as is looked at: by `_imp.create_builtin`, by each import of what is loaded."""
+    return type(sys.implementation)(name=name, _initializing=False)
+
+
+def _describe(module: "ModuleType", spec: object) -> None:
+    """Set what each import asks of a module: if it is missing, an AttributeError is made and thrown away."""
+    module.__dict__.update(__spec__=spec, __path__=None)
 
 
 def _find_and_load(name: str, import_: "Callable[[str], ModuleType]") -> "ModuleType":
@@ -45,7 +49,9 @@ def _find_and_load(name: str, import_: "Callable[[str], ModuleType]") -> "Module
 
 
 def _load_builtin(name: str) -> "ModuleType":
-    module: ModuleType = _imp.create_builtin(_Spec(name))
+    spec = _spec(name)
+    module: ModuleType = _imp.create_builtin(spec)
+    _describe(module, spec)
     sys.modules[name] = module
     _imp.exec_builtin(module)
     return module
@@ -53,6 +59,7 @@ def _load_builtin(name: str) -> "ModuleType":
 
 def _load_frozen(name: str, parent: str) -> "ModuleType":
     module = type(sys)(name)
+    _describe(module, _spec(name))
     module.__package__ = parent
     if _imp.is_frozen_package(name):
         module.__package__ = name
@@ -69,9 +76,11 @@ def _load_frozen(name: str, parent: str) -> "ModuleType":
 def _handle_fromlist(
     package: "ModuleType", names: "Iterable[str]", import_: "Callable[[str], ModuleType]"
 ) -> "ModuleType":
+    if package.__path__ is None:
+        return package
     for name in names:
         submodule = f"{package.__name__}.{name}"
-        if not hasattr(package, name) and _imp.is_frozen(submodule):
+        if submodule not in sys.modules and _imp.is_frozen(submodule):
             import_(submodule)
     return package
 

@@ -96,6 +96,20 @@ def test_the_generated_c_holds_each_module_once() -> None:
     assert bytes(int(number) for number in numbers.replace(",", " ").split()) == module.code
 
 
+def test_the_names_that_the_code_uses_are_written_into_the_c_sorted() -> None:
+    source = b"from posix import close as shut, O_PATH\ndef f(x):\n    return [y.name for y in x if max(y.z)]\n"
+    module = build.freeze("m", source, "m.py")
+    assert build.names([module]) == {"posix", "close", "shut", "O_PATH", "f", "name", "max", "z"}
+    written = build.c_source([], [module]).partition("named[] = {\n")[2].partition("};")[0]
+    assert written.split() == ['"O_PATH",', '"close",', '"f",', '"max",', '"name",', '"posix",', '"shut",', '"z",']
+
+
+@pytest.mark.parametrize("source", [b"async def f():\n    pass\n", b"def g():\n    async def f():\n        yield 1\n"])
+def test_a_coroutine_is_not_frozen(source: bytes) -> None:
+    with pytest.raises(SystemExit, match=r"m\.py: f: a coroutine"):
+        build.c_source([], [build.freeze("m", source, "m.py")])
+
+
 def test_a_source_with_a_mistake_is_not_frozen() -> None:
     with pytest.raises(SyntaxError):
         build.freeze("m", b"def", "m.py")

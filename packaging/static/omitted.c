@@ -1,0 +1,106 @@
+/*
+ * omitted.c - leaves out what the interpreter would prepare at each start and this program never uses.
+ *
+ * The linker sends the calls of three functions here (--wrap, build.py). What counts as used is what the frozen
+ * code names anywhere: build.py writes these names, sorted, into frozen.c, and so they follow the program.
+ */
+#include <Python.h>
+
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "omitted.h"
+
+extern const char *const named[];
+extern const size_t named_count;
+
+/*
+ * Types of the interpreter's own, by tp_name, of which there are no objects here: they come from modules that
+ * the executable does not have (_weakref, _contextvars, _collections, ...), from coroutines, which build.py
+ * refuses to freeze, or from a builtin, which is made ready if the program names it.
+ */
+static const char *const unused_types[] = {
+    "InterpreterID",
+    "_contextvars.Context",
+    "_contextvars.ContextVar",
+    "anext_awaitable",
+    "async_generator",
+    "async_generator_asend",
+    "async_generator_athrow",
+    "async_generator_wrapped_value",
+    "bytearray",
+    "bytearray_iterator",
+    "collections.OrderedDict",
+    "complex",
+    "coroutine",
+    "coroutine_wrapper",
+    "hamt",
+    "hamt_array_node",
+    "hamt_bitmap_node",
+    "hamt_collision_node",
+    "instancemethod",
+    "managedbuffer",
+    "memory_iterator",
+    "memoryview",
+    "odict_items",
+    "odict_iterator",
+    "odict_keys",
+    "odict_values",
+    "pickle.PickleBuffer",
+    "stderrprinter",
+    "symtable entry",
+    "weakref.CallableProxyType",
+    "weakref.ProxyType",
+};
+
+static int compare(const void *name, const void *entry)
+{
+    return strcmp(name, *(const char *const *)entry);
+}
+
+static bool is_among(const char *name, const char *const *names, size_t count)
+{
+    return bsearch(name, names, count, sizeof *names, compare) != NULL;
+}
+
+static bool is_named(const char *name)
+{
+    return is_among(name, named, named_count);
+}
+
+/*
+ * The process ends after one request; what garbage there is costs less than the search for it, which is otherwise
+ * made several times while the interpreter starts.
+ */
+PyStatus __real__PyGC_Init(PyInterpreterState *interpreter);
+PyStatus __wrap__PyGC_Init(PyInterpreterState *interpreter)
+{
+    PyGC_Disable();
+    return __real__PyGC_Init(interpreter);
+}
+
+int __real_PyType_Ready(PyTypeObject *type);
+int __wrap_PyType_Ready(PyTypeObject *type)
+{
+    if (is_among(type->tp_name, unused_types, Py_ARRAY_LENGTH(unused_types)) && !is_named(type->tp_name))
+        return 0;
+    return __real_PyType_Ready(type);
+}
+
+int __real_PyModule_AddIntConstant(PyObject *module, const char *name, long value);
+int __wrap_PyModule_AddIntConstant(PyObject *module, const char *name, long value)
+{
+    return is_named(name) ? __real_PyModule_AddIntConstant(module, name, value) : 0;
+}
+
+PyObject *with_named_methods(PyObject *definition)
+{
+    PyMethodDef *kept = ((PyModuleDef *)definition)->m_methods;
+
+    for (const PyMethodDef *method = kept; method->ml_name != NULL; method++)
+        if (is_named(method->ml_name))
+            *kept++ = *method;
+    *kept = (PyMethodDef){.ml_name = NULL};
+    return definition;
+}
