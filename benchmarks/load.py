@@ -341,14 +341,14 @@ HUNG = f"""
 import os, socket, sys, time
 {TURNS}
 sys.path.insert(0, "/usr/lib/python3/dist-packages")
-from fusermount3_proxy import client, wire
+from fusermount3_proxy import approach, client, wire
 
 held = []
 for number in range(32):
     mountpoint = b"/tmp/mnt%d" % number
     os.makedirs(mountpoint, exist_ok=True)
     request = wire.MountRequest(mountpoint=mountpoint, options=b"subtype=hung")
-    answer = client.ask(client.DEFAULT_PATH, request, os.open(mountpoint, os.O_PATH))
+    answer = client.ask(approach.DEFAULT_PATH, request, os.open(mountpoint, os.O_PATH))
     assert answer.reply.errno == 0, answer.reply.text
     client.commit(answer)
     answer.connection.close()
@@ -361,7 +361,7 @@ while True:
         continue
     try:
         request = wire.MountRequest(mountpoint=mountpoint, options=b"subtype=over")
-        client.ask(client.DEFAULT_PATH, request, os.open(mountpoint, os.O_PATH)).connection.close()
+        client.ask(approach.DEFAULT_PATH, request, os.open(mountpoint, os.O_PATH)).connection.close()
     except Exception:
         pass
 """

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 DEFAULT_PROXY = Path("/usr/bin/fusermount3-proxy")
 #: Names under which callers look for their helper. Where /bin is a link to usr/bin, two and two are one.
 HELPERS = ("/bin/fusermount", "/bin/fusermount3", "/usr/bin/fusermount", "/usr/bin/fusermount3")
-#: Where the proxy looks for the broker if nobody says otherwise, as in fusermount3_proxy/client.py.
+#: Where the proxy looks for the broker if nobody says otherwise, as in fusermount3_proxy/approach.py.
 SOCKET = PurePosixPath("/run/fusermount3-proxy/broker.sock")
 SOCKET_VARIABLE = "FUSERMOUNT3PROXY_FDPASSING_SOCKPATH"
 DEVICE = "/dev/fuse"

@@ -9,7 +9,7 @@ from errno import ENAMETOOLONG
 from posix import close, environ, getuid, strerror
 from sys import argv
 
-from fusermount3_proxy import FUSERMOUNT_VERSION, client, comm, commandline, mountpoint, wire
+from fusermount3_proxy import FUSERMOUNT_VERSION, approach, comm, commandline, mountpoint
 from fusermount3_proxy.commandline import Invocation
 from fusermount3_proxy.failure import Failure, reason, say
 
@@ -17,6 +17,8 @@ from fusermount3_proxy.failure import Failure, reason, say
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from _socket import socket as socket_type
+
+    from fusermount3_proxy.client import Answer
 
 #: The names under which it is more than fusermount3.
 PROXY_NAME, STARTER_NAME = b"fusermount3-proxy", b"fuse-starter"
@@ -70,8 +72,14 @@ def _run(program: bytes, call: Invocation) -> int:
 def _mount(program: bytes, call: Invocation) -> int:
     place = mountpoint.locate(call.mountpoint)
     socket = comm.find(call.comm_fd, environ)
+    pinned = mountpoint.pin(place)
+    path = approach.socket_path(environ)
+    connection = approach.connect(path)
+
+    from fusermount3_proxy import client, wire  # not before: the broker is finding out who calls
+
     request = wire.MountRequest(place.path, call.options, call.sync_init)
-    answer = client.ask(client.socket_path(environ), request, mountpoint.pin(place))
+    answer = client.ask(path, request, pinned, connection=connection)
     client.print_reply(program, answer.reply)
     if answer.reply.errno:
         return 1
@@ -88,8 +96,10 @@ def _mount(program: bytes, call: Invocation) -> int:
     return 0
 
 
-def _finish_sync_init(program: bytes, socket: "socket_type", answer: client.Answer) -> bool:
+def _finish_sync_init(program: bytes, socket: "socket_type", answer: "Answer") -> bool:
     """Mount when the FUSE program is ready to serve, and tell it how that went; whether it went well."""
+    from fusermount3_proxy import client
+
     close(answer.descriptor)  # a copy would keep the mount alive when the program ends
     comm.wait_until_ready(socket)
     reply = client.proceed(answer, lambda: comm.is_open(socket))
@@ -112,8 +122,13 @@ def _unmount(program: bytes, call: Invocation) -> int:
     place = mountpoint.locate(call.mountpoint)
     if place.problem or place.path == b"/" or len(place.name) > mountpoint.NAME_MAX:
         return _find_no_mount(call, place)
+    path = approach.socket_path(environ)
+    connection = approach.connect(path)
+
+    from fusermount3_proxy import client, wire  # as for a mount
+
     request = wire.UnmountRequest(place.path, place.name, call.lazy)
-    answer = client.ask(client.socket_path(environ), request, place.directory)
+    answer = client.ask(path, request, place.directory, connection=connection)
     if not call.quiet:
         client.print_reply(program, answer.reply)
     return 1 if answer.reply.errno else 0

@@ -1,4 +1,4 @@
-"""The way to the broker: find its socket, wait for it within bounds, send one request, receive one reply.
+"""The talk with the broker: wait for it within bounds, send one request, receive one reply.
 
 No caller of fusermount3 has a timeout, so every step here has one. A broker that is not there yet, or that goes
 away before it answers, is asked again: a request without a reply was not carried out, or is rolled back, because
@@ -28,11 +28,11 @@ from errno import (
     ETIMEDOUT,
     ETOOMANYREFS,
 )
-from posix import O_CLOEXEC, O_RDONLY, close, getppid, open, read, strerror
+from posix import strerror
 from sys import byteorder, maxsize
 from time import monotonic, sleep
 
-from fusermount3_proxy import comm, wire
+from fusermount3_proxy import wire
 from fusermount3_proxy.failure import Failure, reason, say
 
 # Only for the type checker: `typing` is a library, and there are none where this runs.
@@ -40,9 +40,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-VARIABLE = b"FUSERMOUNT3PROXY_FDPASSING_SOCKPATH"
-CONFIGURATION = b"/etc/fusermount3-proxy/socket"
-DEFAULT_PATH = b"/run/fusermount3-proxy/broker.sock"
 #: What the name of the socket ends in where a socket of another type, for clients of another protocol, has the name.
 BESIDE_ANOTHER = b".seqpacket"
 
@@ -59,43 +56,6 @@ _TURN = int(PATIENCE).to_bytes(_LONG, byteorder) + bytes(_LONG)
 #: What connect(2) and the exchange fail with while a broker starts, restarts or has its hands full; ETOOMANYREFS, while
 #: processes of the same uid, in whatever container, have too many descriptors on their way (unix(7)).
 _NOT_YET = (EAGAIN, ECONNABORTED, ECONNREFUSED, ECONNRESET, ENOENT, EPIPE, ETOOMANYREFS)
-
-
-def socket_path(environment: dict[bytes, bytes]) -> bytes:
-    """Return where the broker listens: what the environment says, else the file in /etc, else the default.
-
-    go-fuse leaves its helper nothing of the environment but the comm socket's number; then what the FUSE program was
-    started with counts.
-    """
-    named = environment.get(VARIABLE)
-    if environment.keys() == {comm.VARIABLE}:
-        named = _variable_of_parent()
-    return named or _contents(CONFIGURATION).partition(b"\n")[0].strip() or DEFAULT_PATH
-
-
-def _variable_of_parent() -> bytes:
-    for variable in _contents(b"/proc/%d/environ" % getppid()).split(b"\0"):
-        name, _, value = variable.partition(b"=")
-        if name == VARIABLE:
-            return value
-    return b""
-
-
-def _contents(path: bytes) -> bytes:
-    """Return what is in the file, nothing if that can't be read."""
-    contents = b""
-    try:
-        file = open(path, O_RDONLY | O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        while part := read(file, 65536):
-            contents += part
-        return contents
-    except OSError:
-        return b""
-    finally:
-        close(file)
 
 
 def _failed(request: wire.Request) -> bytes:
@@ -115,11 +75,17 @@ class Answer:
         self.descriptor = descriptor
 
 
-def ask(path: bytes, request: wire.Request, descriptor: int, patience: float = PATIENCE) -> Answer:
+def ask(
+    path: bytes,
+    request: wire.Request,
+    descriptor: int,
+    patience: float = PATIENCE,
+    connection: socket | None = None,
+) -> Answer:
     """Send `request` with `descriptor`, -1 if there is none, to the broker at `path`; return what it answers.
 
     Where a socket of another type has the name, the broker's is beside it. A broker that is not there is waited for
-    `patience` seconds. Raises Failure.
+    `patience` seconds. The first attempt is made with `connection`, if there is one already. Raises Failure.
     """
     try:
         record = wire.encode_request(request)
@@ -129,7 +95,7 @@ def ask(path: bytes, request: wire.Request, descriptor: int, patience: float = P
     pause = 0.005
     while True:
         try:
-            return _exchange(path, record, descriptor)
+            return _exchange(path, connection, record, descriptor)
         except TimeoutError:
             raise Failure(b"%b: %b" % (_failed(request), strerror(ETIMEDOUT).encode())) from None
         except wire.ProtocolError as error:
@@ -143,6 +109,7 @@ def ask(path: bytes, request: wire.Request, descriptor: int, patience: float = P
             if monotonic() + pause > give_up:
                 waited = b"waited %g seconds for it" % patience
                 raise Failure(b"no broker at %b: %b, %b" % (path, reason(error), waited)) from None
+        connection = None
         sleep(pause)
         pause = min(2 * pause, patience / 20)
 
@@ -194,11 +161,9 @@ def _tell(connection: socket, request: wire.Request) -> None:
         raise Failure(b"broker: %b" % reason(error)) from None
 
 
-def _exchange(path: bytes, record: bytes, descriptor: int) -> Answer:
+def _exchange(path: bytes, connection: socket | None, record: bytes, descriptor: int) -> Answer:
     """Raises OSError, TimeoutError among them, and ProtocolError."""
-    connection = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC)
-    connection.setsockopt(SOL_SOCKET, SO_SNDTIMEO, _TURN)
-    connection.connect(path)
+    connection = connection or _connect(path)
     connection.settimeout(REPLY_TIMEOUT)
     attached = [(SOL_SOCKET, SCM_RIGHTS, descriptor.to_bytes(4, byteorder))] if descriptor >= 0 else []
     try:
@@ -213,3 +178,11 @@ def _exchange(path: bytes, record: bytes, descriptor: int) -> Answer:
     if len(received) > 1:
         raise wire.ProtocolError(EMSGSIZE, "reply with surplus file descriptors")
     return Answer(connection, wire.decode_reply(data), received[0] if received else -1)
+
+
+def _connect(path: bytes) -> socket:
+    """Raises OSError."""
+    connection = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC)
+    connection.setsockopt(SOL_SOCKET, SO_SNDTIMEO, _TURN)
+    connection.connect(path)
+    return connection

@@ -9,7 +9,7 @@ option, and has no placeholder: the descriptor is always number 3 there.
 
 from posix import close, dup, dup2, environ, set_inheritable
 
-from fusermount3_proxy import arguments, client, execution, wire
+from fusermount3_proxy import approach, arguments, client, execution, wire
 from fusermount3_proxy.failure import Failure, say
 
 #: In the program's arguments, what stands for the mountpoint.
@@ -46,7 +46,7 @@ def main(program: bytes, words: list[bytes]) -> int:
     patience = arguments.seconds(given[b"timeout"]) if b"timeout" in given else client.PATIENCE
     path = execution.find(command[0], environ)  # before anything is mounted
     request = wire.VolumeRequest(given.get(b"options", b""))
-    answer = client.ask(given.get(b"socket") or client.socket_path(environ), request, -1, patience)
+    answer = client.ask(given.get(b"socket") or approach.socket_path(environ), request, -1, patience)
     client.print_reply(program, answer.reply)
     if answer.reply.errno:
         return execution.FAILED

@@ -11,7 +11,7 @@ from _socket import socket
 from errno import ETIMEDOUT
 from posix import O_RDWR, chdir, close, closerange, dup, dup2, environ, execve, open, set_inheritable, setsid
 
-from fusermount3_proxy import client, mountpoint, wire
+from fusermount3_proxy import approach, client, mountpoint, wire
 from fusermount3_proxy.failure import Failure
 
 #: The comm socket's number, for `launcher.c`: it waits there. Once Python runs, the FUSE program is gone.
@@ -52,7 +52,7 @@ def become_watcher(program: bytes, comm: socket, path: bytes, mount: bytes) -> i
 
 def unmount_dead(path: bytes, mount: bytes) -> int:
     """Unmount what is mounted at `path` if it is `mount` and dead; return the exit status, 0 in any case."""
-    socket_path = client.socket_path(environ)
+    socket_path = approach.socket_path(environ)
     try:
         while True:
             place = mountpoint.locate(path)

@@ -36,9 +36,9 @@ CONTAINER_ROOT = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin
 #: A mount that its caller never confirms, until its stdin is closed.
 UNCONFIRMED = f"""
 import os, sys
-from fusermount3_proxy import client, wire
+from fusermount3_proxy import approach, client, wire
 request = wire.MountRequest(mountpoint={MOUNTPOINT.encode()!r}, options=b"subtype=unconfirmed")
-answer = client.ask(client.DEFAULT_PATH, request, os.open({MOUNTPOINT!r}, os.O_PATH))
+answer = client.ask(approach.DEFAULT_PATH, request, os.open({MOUNTPOINT!r}, os.O_PATH))
 print("mounted", flush=True)
 sys.stdin.read()
 """

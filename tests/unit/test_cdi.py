@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from broker import cdi, cli
 from broker.injection import Bind, InjectionError, injection
-from fusermount3_proxy import client
+from fusermount3_proxy import approach
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = ROOT / "packaging/cdi/fusermount3-proxy.json"
@@ -73,15 +73,15 @@ def test_the_proxy_covers_every_name_of_the_helper() -> None:
 def test_the_proxy_finds_the_socket_by_itself() -> None:
     found = injection(PROXY, SOCKET)
     (directory,) = [Path(bind.target) for bind in found.binds if bind.source == "/srv/fuse"]
-    assert str(directory / SOCKET.name).encode() == client.DEFAULT_PATH
+    assert str(directory / SOCKET.name).encode() == approach.DEFAULT_PATH
     assert found.environment == {}
     assert "env" not in edits(cdi.specification(found))
 
 
 def test_a_socket_of_another_name_is_told_to_the_proxy() -> None:
     found = injection(PROXY, SOCKET.with_name("other.sock"))
-    assert found.environment == {client.VARIABLE.decode(): "/run/fusermount3-proxy/other.sock"}
-    assert edits(cdi.specification(found))["env"] == [f"{client.VARIABLE.decode()}=/run/fusermount3-proxy/other.sock"]
+    assert found.environment == {approach.VARIABLE.decode(): "/run/fusermount3-proxy/other.sock"}
+    assert edits(cdi.specification(found))["env"] == [f"{approach.VARIABLE.decode()}=/run/fusermount3-proxy/other.sock"]
 
 
 def test_a_stand_in_lies_at_dev_fuse_unless_the_device_itself_does() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fusermount3_proxy import client, wire
+from fusermount3_proxy import approach, client, wire
 from fusermount3_proxy.failure import Failure
 from fusermount3_proxy.wire import MountRequest, Reply, VolumeRequest
 from tests.unit.fakes import FakeBroker, FakeClock, hang_up, nothing_until, raw, reply, reply_and_hear
@@ -55,36 +55,36 @@ def failure(path: Path | bytes) -> str:
 @pytest.fixture
 def configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = tmp_path / "socket"
-    monkeypatch.setattr(client, "CONFIGURATION", bytes(file))
+    monkeypatch.setattr(approach, "CONFIGURATION", bytes(file))
     return file
 
 
 def test_the_environment_names_the_socket_first(configuration: Path) -> None:
     configuration.write_text("/from/file\n")
-    assert client.socket_path({client.VARIABLE: b"/from/env"}) == b"/from/env"
+    assert approach.socket_path({approach.VARIABLE: b"/from/env"}) == b"/from/env"
 
 
 @pytest.mark.parametrize("text", ["/from/file", "/from/file\n", "/from/file\n/second\n", "  /from/file \t\n"])
 def test_else_the_first_line_of_the_file_in_etc_does(configuration: Path, text: str) -> None:
     configuration.write_text(text)
-    assert client.socket_path({}) == b"/from/file"
-    assert client.socket_path({client.VARIABLE: b""}) == b"/from/file"
+    assert approach.socket_path({}) == b"/from/file"
+    assert approach.socket_path({approach.VARIABLE: b""}) == b"/from/file"
 
 
 @pytest.mark.parametrize("text", ["", "\n", "  \n/second\n"])
 def test_without_a_line_in_the_file_it_is_the_default(configuration: Path, text: str) -> None:
     configuration.write_text(text)
-    assert client.socket_path({}) == b"/run/fusermount3-proxy/broker.sock"
+    assert approach.socket_path({}) == b"/run/fusermount3-proxy/broker.sock"
 
 
 def test_without_a_file_it_is_the_default(configuration: Path) -> None:
     assert not configuration.exists()
-    assert client.socket_path({}) == client.DEFAULT_PATH
+    assert approach.socket_path({}) == approach.DEFAULT_PATH
 
 
 def test_a_file_that_cannot_be_read_is_as_none(configuration: Path) -> None:
     configuration.mkdir()
-    assert client.socket_path({}) == client.DEFAULT_PATH
+    assert approach.socket_path({}) == approach.DEFAULT_PATH
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_file_that_cannot_be_read_is_as_none(configuration: Path) -> None:
     [
         ({b"_FUSE_COMMFD": b"3"}, "/of/program"),
         ({b"_FUSE_COMMFD": b"3", b"PATH": b"/bin"}, "/from/file"),
-        ({b"_FUSE_COMMFD": b"3", client.VARIABLE: b"/of/helper"}, "/of/helper"),
+        ({b"_FUSE_COMMFD": b"3", approach.VARIABLE: b"/of/helper"}, "/of/helper"),
         ({}, "/from/file"),
     ],
 )
@@ -101,19 +101,19 @@ def test_a_helper_that_go_fuse_runs_asks_the_environment_of_the_program(
 ) -> None:
     configuration.write_text("/from/file\n")
     helper = (
-        f"from fusermount3_proxy import client; client.CONFIGURATION = {bytes(configuration)!r}; "
-        f"print(client.socket_path({left!r}).decode())"
+        f"from fusermount3_proxy import approach; approach.CONFIGURATION = {bytes(configuration)!r}; "
+        f"print(approach.socket_path({left!r}).decode())"
     )
     program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {helper!r}], env={{}}, check=True)"
-    environment = {"FILL": "x" * 100_000, client.VARIABLE.decode(): "/of/program"}
+    environment = {"FILL": "x" * 100_000, approach.VARIABLE.decode(): "/of/program"}
     command = [sys.executable, "-c", program]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert result.stdout == f"{expected}\n"
 
 
 def test_the_variable_and_the_file_are_the_documented_ones() -> None:
-    assert client.VARIABLE == b"FUSERMOUNT3PROXY_FDPASSING_SOCKPATH"
-    assert client.CONFIGURATION == b"/etc/fusermount3-proxy/socket"
+    assert approach.VARIABLE == b"FUSERMOUNT3PROXY_FDPASSING_SOCKPATH"
+    assert approach.CONFIGURATION == b"/etc/fusermount3-proxy/socket"
 
 
 # The exchange
@@ -277,6 +277,28 @@ def test_what_does_not_pass_is_not_waited_for(
     monkeypatch.setattr(client, "_exchange", refuse)
     assert failure(path) == f"broker at {path}: {os.strerror(number)}"
     assert fake_clock.pauses == []
+
+
+def test_a_connection_that_is_there_is_used(path: Path) -> None:
+    with FakeBroker(path, reply(GOOD)) as fake_broker:
+        connection = approach.connect(bytes(path))
+        assert connection
+        answer = client.ask(bytes(path), REQUEST, 0, connection=connection)
+    assert (answer.reply.id, answer.connection) == (b"1a2b", connection)
+    assert len(fake_broker.requests) == 1
+
+
+def test_a_broker_that_restarts_after_the_first_connection_is_asked_again(path: Path, fake_clock: FakeClock) -> None:
+    with FakeBroker(path, hang_up, reply(GOOD)):
+        answer = client.ask(bytes(path), REQUEST, 0, connection=approach.connect(bytes(path)))
+    assert answer.reply.id == b"1a2b"
+    assert len(fake_clock.pauses) == 1
+
+
+def test_where_nobody_listens_there_is_no_first_connection(path: Path) -> None:
+    assert approach.connect(bytes(path)) is None
+    with stream_listener(path):
+        assert approach.connect(bytes(path)) is None
 
 
 def test_a_path_below_a_file_is_not_waited_for(tmp_path: Path, fake_clock: FakeClock) -> None:

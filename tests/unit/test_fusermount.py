@@ -12,7 +12,7 @@ from posix import environ
 
 import pytest
 
-from fusermount3_proxy import cli, client, wire
+from fusermount3_proxy import approach, cli, wire
 from fusermount3_proxy.wire import CommitRequest, MountRequest, Reply, UnmountRequest
 from tests.unit.fakes import Answer, FakeBroker, FakeClock, hang_up, reply, reply_and_hear
 
@@ -26,7 +26,7 @@ class Call:
         self.mountpoint.mkdir()
         self.path = directory / "broker.sock"
         monkeypatch.chdir(directory)
-        monkeypatch.setitem(environ, client.VARIABLE, bytes(self.path))
+        monkeypatch.setitem(environ, approach.VARIABLE, bytes(self.path))
         self.comm, self._theirs = socket.socketpair()
         self.comm.settimeout(10)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fusermount3_proxy import client, wire
+from fusermount3_proxy import approach, wire
 from fusermount3_proxy.wire import CommitRequest, Reply, VolumeRequest
 from tests.unit.fakes import FakeBroker, reply, reply_and_hear
 
@@ -44,7 +44,7 @@ class Starter:
     def start(self, *words: str | Path, name: str = "fuse-starter", code: str = UNFROZEN) -> Started:
         process = subprocess.Popen(
             [sys.executable, "-c", code, name, *words],
-            env={**os.environ, os.fsdecode(client.VARIABLE): str(self.socket)},
+            env={**os.environ, os.fsdecode(approach.VARIABLE): str(self.socket)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

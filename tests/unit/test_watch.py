@@ -13,7 +13,7 @@ from posix import environ
 
 import pytest
 
-from fusermount3_proxy import client, watch
+from fusermount3_proxy import approach, watch
 from fusermount3_proxy.wire import Reply, UnmountRequest
 from tests.unit.fakes import FakeBroker, reply
 
@@ -64,7 +64,7 @@ def test_a_watcher_without_a_comm_socket_fails(tmp_path: Path) -> None:
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(environ, client.VARIABLE, bytes(tmp_path / "broker.sock"))
+    monkeypatch.setitem(environ, approach.VARIABLE, bytes(tmp_path / "broker.sock"))
     return tmp_path / "broker.sock"
 
 
