@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -158,6 +159,18 @@ static void take_room_for_map(void)
     (void)room;
 }
 
+/*
+ * The interpreter's types are in .data, and all of its pages are written to: one call instead of 80 page faults.
+ * Where the kernel does not know it (before Linux 5.14), or has larger pages, they come one by one.
+ */
+static void copy_data_pages(void)
+{
+    extern char data_start[], edata[]; /* the linker's */
+    const uintptr_t page = 4096, first = (uintptr_t)data_start & -page;
+
+    madvise((void *)first, (uintptr_t)edata - first, MADV_POPULATE_WRITE);
+}
+
 /* Isolated: no environment variable, file or signal handler has a say in how the interpreter works. */
 static void start_python(const char *program)
 {
@@ -251,6 +264,7 @@ int main(int argc, char *argv[])
         wait_for_close(watched);
     }
 
+    copy_data_pages();
     take_room_for_map();
     start_python(arguments[0]);
     int code = run_main(argc, arguments);
