@@ -136,29 +136,29 @@ async def _run(front: Front, supervisor: socket.socket, sockets: _Sockets) -> No
     asyncio.get_running_loop().add_reader(supervisor, _obey, supervisor, front, stop)
     await recognize(front)
     expect(front, sockets.orphans)
-    async with await control.serve(sockets.control, front):
+    health = Health(front.mounter, stop)
+    async with await control.serve(sockets.control, front, health):
         names = ", ".join(each.getsockname() for each in sockets.callers)
         front.log(log.INFO, f"serving on {names}", live_mounts=len(front.registry))
         supervisor.send(orders.dump(orders.Ready()))
         watching = asyncio.create_task(Watch(front).run())
         server = Server(front)
-        async with _watched(front, sockets.metrics, stop), _published(front, server, sockets.plugin):
+        async with _watched(front, sockets.metrics, health), _published(front, server, sockets.plugin):
             await server.run(sockets.callers, stop)
         watching.cancel()
+        health.close()
 
 
 @asynccontextmanager
-async def _watched(front: Front, listener: socket.socket | None, stop: asyncio.Event) -> AsyncIterator[None]:
-    """Tell metrics and health on `listener`, if there is one, for as long as the block runs."""
+async def _watched(front: Front, listener: socket.socket | None, health: Health) -> AsyncIterator[None]:
+    """Tell metrics and `health` on `listener`, if there is one, for as long as the block runs."""
     if listener is None:
         yield
         return
-    health = Health(front.mounter, stop)
     serving = asyncio.create_task(Endpoint(front, health).serve(listener))
     try:
         yield
     finally:
-        health.close()
         serving.cancel()
         await asyncio.wait([serving])
 
