@@ -48,10 +48,11 @@ SPDX_NAMES = {"Artistic": "Artistic-1.0-Perl", "Expat": "MIT", "expat": "MIT", "
 
 
 class Image(NamedTuple):
-    """An image: its name and version, the digest of its configuration, when it was made, and the files wanted."""
+    """An image: what its labels say, the digest of its configuration, when it was made, and the files wanted."""
 
     name: str
     version: str
+    licences: str
     digest: str
     created: datetime
     files: Path
@@ -69,6 +70,7 @@ def unpack(archive: Path, directory: Path) -> Image:
     return Image(
         name=labels["org.opencontainers.image.title"],
         version=labels["org.opencontainers.image.version"],
+        licences=labels["org.opencontainers.image.licenses"],
         digest=Path(manifest["Config"]).stem,
         created=datetime.fromisoformat(configuration["created"]),
         files=directory,
@@ -187,7 +189,7 @@ def bill(image: Image, components: Iterable[Component]) -> Bom:
         version=image.version,
         bom_ref=image.name,
         hashes=[HashType(alg=HashAlgorithm.SHA_256, content=image.digest)],
-        licenses=[DisjunctiveLicense(id="Apache-2.0")],
+        licenses=[LicenseExpression(image.licences)],
         purl=PackageURL("oci", None, image.name, f"sha256:{image.digest}"),
     )
     bom = Bom(components=components, serial_number=uuid5(NAMESPACE_OID, image.digest))

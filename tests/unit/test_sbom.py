@@ -66,7 +66,8 @@ def tarball(files: dict[str, str | bytes]) -> bytes:
 
 def archive(path: Path, files: dict[str, str]) -> str:
     """Make an image as podman saves it; return its digest."""
-    labels = {"org.opencontainers.image.title": "image", "org.opencontainers.image.version": "0.1.0"}
+    says = {"title": "image", "version": "0.1.0", "licenses": "Apache-2.0 AND PSF-2.0"}
+    labels = {f"org.opencontainers.image.{name}": value for name, value in says.items()}
     configuration = json.dumps({"created": "2026-11-20T12:00:00Z", "config": {"Labels": labels}})
     digest = hashlib.sha256(configuration.encode()).hexdigest()
     manifest = json.dumps([{"Config": f"{digest}.json", "Layers": ["layer.tar"]}])
@@ -93,6 +94,7 @@ def test_it_says_of_which_image_it_is(tmp_path: Path) -> None:
     digest = archive(tmp_path / "image.tar", FILES)
     metadata = json.loads(sbom.write(tmp_path / "image.tar").read_text())["metadata"]
     assert (metadata["component"]["name"], metadata["component"]["version"]) == ("image", "0.1.0")
+    assert metadata["component"]["licenses"] == [{"expression": "Apache-2.0 AND PSF-2.0"}]
     assert metadata["component"]["hashes"] == [{"alg": "SHA-256", "content": digest}]
     assert metadata["timestamp"] == "2026-11-20T12:00:00+00:00"
 
