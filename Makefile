@@ -23,11 +23,11 @@ help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
 .PHONY: venv
-venv: $(VENV)/installed  ## .venv with the broker, its dependencies and the tests' (fusermount3-broker is in .venv/bin)
+venv: $(VENV)/installed  ## .venv with the broker, its dependencies, the tests' and the site's (fusermount3-broker is in .venv/bin)
 
 $(VENV)/installed: setup.cfg pyproject.toml | build-packages
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet --use-pep517 --editable '.[test]'
+	$(VENV)/bin/pip install --quiet --use-pep517 --editable '.[test,docs]'
 	touch $@
 
 .PHONY: static
@@ -74,10 +74,8 @@ lint: venv  ## ruff and mypy --strict
 	$(VENV)/bin/mypy
 
 .PHONY: bench
-bench: venv static lab-packages  ## latency beside the genuine fusermount3; load: many mounts, callers, cycles, and bounds; volumes
-	$(VENV)/bin/python -m benchmarks.latency
-	$(VENV)/bin/python -m benchmarks.load
-	$(VENV)/bin/python -m benchmarks.volumes
+bench: venv static lab-packages  ## what a mount costs beside the genuine fusermount3, into docs/performance.md; bounds under load
+	$(VENV)/bin/python -m benchmarks --write
 
 MINUTES := 20
 .PHONY: soak
@@ -92,6 +90,11 @@ fuzz: venv  ## fuzz each parser for SECONDS=60; `make test-all` does so, too, be
 .PHONY: callers
 callers: venv static lab-packages  ## write into docs/compatibility.md which programs work, from the tests that run them
 	$(VENV)/bin/python -m tests.callers.table
+
+.PHONY: site
+site: venv  ## the documentation as a site: build/site/index.html
+	rm -rf build/site
+	$(VENV)/bin/sphinx-build --quiet --fail-on-warning --keep-going --fresh-env --doctree-dir build/doctrees docs build/site
 
 # A compiler this old, for what it writes runs with Debian's protobuf 3.21, as with newer ones from PyPI.
 PROTOC := build/protoc

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.latency import percentile
+from benchmarks.results import percentile
 from broker import syscalls
 from tests.e2e.conftest import settle
 from tests.e2e.hostile import fuse_mounts, mount, unmount
@@ -276,9 +276,25 @@ def many_cycles(report: Report, arguments: argparse.Namespace) -> None:
 
 # Neighbours --------------------------------------------------------------------------------------------------------
 
-#: In the container: does harm for as long as /work/on exists. A few processes, as many requests as they can make.
-FLOOD = """
+#: What the container does in turn. It may use half a processor, of which nobody can be kept from using it: what the
+#: broker answers for is what harm does beyond that.
+IDLE, COMPUTES, HARMS = "is idle", "computes", "does harm"
+#: In the container: the beginning of both scripts.
+TURNS = """
+def harms():
+    with open("/work/turn") as turn:
+        now = turn.read()
+    if now == "computes":
+        sum(range(100_000))
+    elif now != "does harm":
+        time.sleep(0.05)
+    return now == "does harm"
+"""
+
+#: In the container: a few processes, as many requests as they can make.
+FLOOD = f"""
 import os, socket, sys, time
+{TURNS}
 sys.path.insert(0, "/usr/lib/python3/dist-packages")
 from fusermount3_proxy import wire
 
@@ -312,8 +328,7 @@ for number, harm in enumerate((half_open, garbage, never_confirmed) * 4):
 mountpoint = "/tmp/mnt%d" % number
 os.makedirs(mountpoint, exist_ok=True)
 while True:
-    if not os.path.exists("/work/on"):
-        time.sleep(0.05)
+    if not harms():
         continue
     try:
         harm(mountpoint)
@@ -322,8 +337,9 @@ while True:
 """
 
 #: In the container: holds filesystems that never answer, and has the broker look at them.
-HUNG = """
+HUNG = f"""
 import os, socket, sys, time
+{TURNS}
 sys.path.insert(0, "/usr/lib/python3/dist-packages")
 from fusermount3_proxy import client, wire
 
@@ -341,8 +357,7 @@ for number in range(32):
         break
 print("hung", flush=True)
 while True:
-    if not os.path.exists("/work/on"):
-        time.sleep(0.05)
+    if not harms():
         continue
     try:
         request = wire.MountRequest(mountpoint=mountpoint, options=b"subtype=over")
@@ -353,49 +368,58 @@ while True:
 
 
 @contextmanager
-def harmful(broker: Broker, script: str, directory: Path) -> Iterator[Path]:
-    """Run `script` in a container that may use half a processor; give the file with which it is switched on."""
+def harmful(broker: Broker, script: str, directory: Path) -> Iterator[Callable[[str], None]]:
+    """Run `script` in a container that may use half a processor; give what tells it what to do."""
     volumes = [
         *broker.volumes(),
         Volume(SOURCES / "fusermount3_proxy", "/usr/lib/python3/dist-packages/fusermount3_proxy"),
         Volume(directory, "/work"),
     ]
     options = Options(volumes=volumes, extra=["--cpus", "0.5"])
-    switch = directory / "on"
+
+    def turn(to: str) -> None:
+        (directory / "turn").write_text(to)
+        time.sleep(1)
+
+    turn(IDLE)
     with Container(image_tag(DEBIAN), ["python3", "-c", script], options):
-        time.sleep(2)
+        time.sleep(1)
         try:
-            yield switch
+            yield turn
         finally:
-            switch.unlink(missing_ok=True)
-            time.sleep(1)
+            turn(IDLE)
 
 
 def neighbours(report: Report, arguments: argparse.Namespace) -> None:
-    for name, script in (("floods the broker", FLOOD), ("holds 32 hung filesystems", HUNG)):
+    for name, script, quiet in (
+        ("floods the broker", FLOOD, COMPUTES),
+        ("holds 32 hung filesystems", HUNG, IDLE),
+    ):
+        samples = {each: Sample.empty() for each in (IDLE, COMPUTES, HARMS)}
         with tempfile.TemporaryDirectory() as temporary, Broker(SHIPPED) as broker:
             directory = Path(temporary)
-            quiet, disturbed = Sample.empty(), Sample.empty()
-            with harmful(broker, script, directory) as switch:
+            with harmful(broker, script, directory) as turn:
                 for _ in range(arguments.rounds):
-                    switch.unlink(missing_ok=True)
-                    time.sleep(1)
-                    quiet.extend(phase(broker, directory))
-                    switch.touch()
-                    time.sleep(1)
-                    disturbed.extend(phase(broker, directory))
-        report.title(f"Another caller, while a container {name} (in turn with quiet, {arguments.rounds} times)")
-        for what, still, moved in (
-            ("mount", quiet.mounts, disturbed.mounts),
-            ("unmount", quiet.unmounts, disturbed.unmounts),
-        ):
-            if len(moved) < 2:
+                    for each, sample in samples.items():
+                        turn(each)
+                        sample.extend(phase(broker, directory))
+        report.title(f"Another caller, while a container is idle, computes, {name} (in turn, {arguments.rounds} times)")
+        for what in ("mount", "unmount"):
+            beside = [getattr(sample, f"{what}s") for sample in samples.values()]
+            if min(map(len, beside)) < 2:
                 report.at_most(f"{what}: fewer than two calls were answered", 1, 0, "")
                 continue
-            report.say(f"{what}, p50: quiet, then", f"{percentile(still, 50):.1f}, {percentile(moved, 50):.1f} ms")
-            report.say(f"{what}, p99: quiet, then", f"{percentile(still, 99):.1f}, {percentile(moved, 99):.1f} ms")
-            report.at_most(f"{what}, ratio of the p99", percentile(moved, 99) / percentile(still, 99), 2, "x")
-        report.no_errors(quiet.errors + disturbed.errors)
+            for percent in (50, 99):
+                figures = ", ".join(f"{percentile(each, percent):.1f}" for each in beside)
+                report.say(f"{what}, p{percent}", f"{figures} ms")
+            *before, harm = (percentile(each, 99) for each in beside)
+            for each, reference in zip(samples, before, strict=False):
+                ratio, text = harm / reference, f"{what}, p99 beside when it {each}"
+                if each == quiet:
+                    report.at_most(text, ratio, 2, "x")
+                else:
+                    report.say(text, f"{ratio:.2f} x")
+        report.no_errors([error for sample in samples.values() for error in sample.errors])
 
 
 def phase(broker: Broker, directory: Path) -> Sample:
@@ -410,7 +434,7 @@ PARTS: dict[str, Callable[[Report, argparse.Namespace], None]] = {
 }
 
 
-def main() -> None:
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("parts", nargs="*", metavar="part", help=f"of {', '.join(PARTS)}; all")
     parser.add_argument("--mounts", type=int, default=1000, help="that live at once (%(default)s)")
@@ -419,19 +443,34 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=60, help="for which they call (%(default)s)")
     parser.add_argument("--cycles", type=int, default=20_000, help="of mount and unmount (%(default)s)")
     parser.add_argument("--rounds", type=int, default=6, help="with a harmful container (%(default)s)")
-    arguments = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    arguments = parser().parse_args()
     if not PROXY.exists():
         sys.exit(f"{PROXY} is missing: make static")
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    report = Report()
+    missed = run(arguments)
+    for each in missed:
+        print(f"MISSED {each}")
+    sys.exit(1 if missed else 0)
+
+
+def run(arguments: argparse.Namespace) -> list[str]:
+    """Run the parts; return which bounds were missed."""
+    allow_many_descriptors()
+    missed = []
     for name in arguments.parts or PARTS:
         # In a process of its own: it goes through mount namespaces.
-        missed = Beside(partial(run_part, name, arguments)).result()
-        report.missed += [f"{name}: {what}" for what in missed]
-    for each in report.missed:
-        print(f"MISSED {each}")
-    sys.exit(1 if report.missed else 0)
+        of_part = Beside(partial(run_part, name, arguments)).result()
+        missed += [f"{name}: {what}" for what in of_part]
+    return missed
+
+
+def allow_many_descriptors() -> None:
+    """Let this process, and those it starts, open as many as the system lets it: each filesystem has one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def run_part(name: str, arguments: argparse.Namespace) -> list[str]:

@@ -28,6 +28,7 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.section import Section
 from tests.e2e.conftest import settle, wait_until
 from tests.lab.broker import PROXY, Broker
 from tests.lab.callers import Seen, enter_private_namespace, fuse_mounts, start_callers
@@ -37,8 +38,7 @@ from tests.lab.load import Beside, Helper, Holding, holding
 from tests.lab.podman import FUSE_STAND_IN, Container, Options, Volume
 from tests.lab.programs import whoamifs
 
-REPORT = Path(__file__).parents[1] / "docs/reliability.md"
-BEGIN, END = "<!-- written by make soak -->\n", "<!-- end of what make soak writes -->\n"
+REPORT = Section(Path(__file__).parents[1] / "docs/reliability.md", "make soak")
 CONFIGURATION = "dead_mounts_seconds = 1"
 CALLERS = 3
 MIB = 1024 * 1024
@@ -393,14 +393,6 @@ def soak(seconds: float, seed: int, log: Path | None = None) -> Report:
     return report
 
 
-def write(report: Report) -> None:
-    """Put the report between its marks in docs/reliability.md."""
-    text = REPORT.read_text()
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    REPORT.write_text(f"{before}{BEGIN}{report.markdown()}{END}{after}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=20, help="%(default)s")
@@ -414,7 +406,7 @@ def main() -> None:
     report = soak(60 * arguments.minutes, arguments.seed, arguments.log)
     print(report.markdown())
     if arguments.write:
-        write(report)
+        REPORT.write(report.markdown())
     sys.exit(0 if report.good() else 1)
 
 

@@ -1,8 +1,9 @@
 """Connections that are over and that no child of the mounter has: they are closed here, or by one.
 
-The front may close what has nothing unread in it. What has may have descriptors, and to close those can take for ever
-(see `channel`), so that is a child's business. A flood of such connections must not become a flood of processes: each
-account has one child at a time for all that have come together meanwhile, a second one only if they are very many.
+The front may take what came without descriptors, and close what has nothing unread in it. To close descriptors can
+take for ever (see `channel`), so that is a child's business. A flood of such connections must not become a flood of
+processes: each account has one child at a time for all that have come together meanwhile, a second one only if they are
+very many.
 """
 
 import asyncio
@@ -20,6 +21,8 @@ _MOST_AT_ONCE = syscalls.SCM_MAX_FD - 1
 _SECONDS = 5
 #: Seconds after a child's end before there is another one: it is one of those that operations wait for (`mounter`).
 _PAUSE = 0.1
+#: Records without descriptors that are taken from a connection before it is a child's business, too.
+_MOST_TAKEN = 8
 
 
 class Dismissals:
@@ -32,7 +35,7 @@ class Dismissals:
 
     def add(self, account: AccountName, connection: socket.socket) -> None:
         """Close `connection`, on which nothing can be said any more."""
-        if _is_empty(connection):
+        if _emptied(connection):
             connection.close()
             return
         over = self._over.setdefault(account, [])
@@ -70,23 +73,34 @@ async def _end(operation: Operation) -> None:
     await asyncio.sleep(_PAUSE)
 
 
-def _is_empty(connection: socket.socket) -> bool:
-    """Whether nothing is unread in a connection on which nothing can be said any more.
-
-    An empty record looks like the end, but for the sender's credentials that then come with it, and are "cut" for want
-    of room (net/unix/af_unix.c, unix_dgram_recvmsg).
-    """
+def _emptied(connection: socket.socket) -> bool:
+    """Whether nothing is unread in a connection on which nothing can be said any more; take what may be taken here."""
     with suppress(OSError):
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        try:
-            with suppress(ConnectionResetError):  # reported once: the peer went without reading what it was told
+        for _ in range(_MOST_TAKEN):
+            try:
+                data, cut = _peek(connection)
+            except ConnectionResetError:  # reported once: the peer went without reading what it was told
+                continue
+            if cut:  # there is no room for descriptors
+                return False
+            if not data:
                 return _at_end(connection)
-            return _at_end(connection)
-        finally:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
+            connection.recv(1, socket.MSG_DONTWAIT)
     return False
 
 
 def _at_end(connection: socket.socket) -> bool:
-    data, _, cut, _ = connection.recvmsg(1, 0, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    return not data and not cut
+    """Whether what looks like the end is none of an empty record's.
+
+    That comes with its sender's credentials, which are "cut" for want of room (net/unix/af_unix.c, unix_dgram_recvmsg).
+    """
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    try:
+        return _peek(connection) == (b"", False)
+    finally:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
+
+
+def _peek(connection: socket.socket) -> tuple[bytes, bool]:
+    data, _, flags, _ = connection.recvmsg(1, 0, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    return data, bool(flags & socket.MSG_CTRUNC)

@@ -4,7 +4,7 @@ The parent does one thing for ever: it keeps a few children ready. A child takes
 from the front, holds one conversation (`plan` has the whole list of what may be said), and ends. It joins the caller's
 namespaces and takes the caller's identity from the kernel; it tells the front what it found; it does what the front
 decided, or nothing. Children are forked before they are needed because a process is slow after fork(2): each page that
-it touches for the first time is a fault. So they also rehearse.
+it touches for the first time is a fault. So they also rehearse; and what takes two (`twins`) forks its own child ahead.
 
 Whatever could block for ever, such as a path on a hung filesystem, is bounded by an alarm whose signal kills the child.
 From the moment a mount is attached until the front says `Keep`, no alarm is set but that of the rollback.
@@ -52,7 +52,7 @@ from broker.conversation import (
 )
 from broker.descriptors import Descriptors
 from broker.plan import Record
-from broker.twins import Attendant, Twin
+from broker.twins import Attendant, Child, Twin, Volume
 from fusermount3_proxy import wire
 
 #: What the mounter needs; docs/security.md says for what.
@@ -106,7 +106,7 @@ def main(
             os.close(descriptor)
             spares.remove(descriptor)
         if not ended or not spares:
-            spare = _fork_spare(control, opened)
+            spare = _fork_spare(control, opened, with_child=bool(spares) and opened.kubelet is not None)
             waiting.register(spare, 0)
             spares.add(spare)
 
@@ -116,30 +116,34 @@ def _hide() -> None:
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
 
 
-def _fork_spare(control: socket.socket, opened: Descriptors) -> int:
+def _fork_spare(control: socket.socket, opened: Descriptors, *, with_child: bool) -> int:
     """Fork a child, and return the reading end of a pipe that hangs up when the child is no spare any more.
 
-    The child closes the other end when it takes an operation; the kernel does, if it dies.
+    The child closes the other end when it takes an operation; the kernel does, if it dies. It may fork a child itself,
+    in case the operation takes two (see `twins`).
     """
     spare, busy = os.pipe()
     while True:
         try:
-            child = os.fork()
+            pid = os.fork()
             break
         except OSError:  # too many processes, or no memory: requests wait, and it passes
             time.sleep(0.1)
-    if child == 0:
+    if pid == 0:
         try:
             os.close(spare)
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            child = None
             if not _is_awaited(control):
-                with suppress(OSError):  # a kernel may dislike what is only a rehearsal
-                    _rehearse(opened)
+                if with_child:
+                    with suppress(OSError):  # then it is forked when there is something to do
+                        child = _fork_child(opened, control.fileno(), busy)
+                _rehearse(opened)
             if started := _receive_start(control):
                 os.close(busy)
                 control.close()
-                _operate(opened, *started)
+                _operate(opened, child, *started)
         finally:
             os._exit(0)  # whatever happened: no exception may reach code that would print it
     os.close(busy)
@@ -155,6 +159,11 @@ def _is_awaited(control: socket.socket) -> bool:
 
 def _rehearse(opened: Descriptors) -> None:
     """Go through the motions of an operation, as far as they change nothing."""
+    with suppress(OSError):  # a kernel may dislike what is only a rehearsal
+        _go_through_the_motions(opened)
+
+
+def _go_through_the_motions(opened: Descriptors) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         talk = Conversation(os.dup(ours.fileno()), 1)
@@ -224,12 +233,13 @@ def _receive_start(control: socket.socket) -> tuple[Record, list[int], int] | No
     return plan.load(data), wire.descriptors(ancillary), front
 
 
-def _operate(opened: Descriptors, start: Record, descriptors: list[int], front: int) -> None:
-    """Carry one operation out for the process `front`, and tell it if that fails."""
+def _operate(opened: Descriptors, child: Child | None, start: Record, descriptors: list[int], front: int) -> None:
+    """Carry one operation out for the process `front`. `child` has been forked in case it is a volume's."""
     if not isinstance(start, plan.Start):
         return
-    talk = Conversation(descriptors[0], start.seconds)
-    try:
+    if child and not isinstance(start, plan.StartVolumeMount):
+        child.end.close()
+    with _conversation(start, descriptors) as talk:
         if isinstance(start, plan.StartMount | plan.StartUnmount):
             _serve_caller(opened, talk, start, front, *descriptors[1:])
         elif isinstance(start, plan.StartReap):
@@ -245,7 +255,7 @@ def _operate(opened: Descriptors, start: Record, descriptors: list[int], front: 
         elif opened.kubelet is None:
             raise StepError(errno.EOPNOTSUPP, "serve volumes")
         elif isinstance(start, plan.StartVolumeMount):
-            _serve_caller_of_volume(opened, talk, start, front, *descriptors[1:])
+            _attend_child(opened, talk, child, start, descriptors, front)
         elif isinstance(start, plan.StartEager):
             eager.mount(opened, talk, start)
         elif isinstance(start, plan.StartPublish):
@@ -254,6 +264,14 @@ def _operate(opened: Descriptors, start: Record, descriptors: list[int], front: 
             kubelet.unpublish(opened, talk, start)
         elif isinstance(start, plan.StartStat):
             kubelet.stat_volume(opened, talk, start)
+
+
+@contextmanager
+def _conversation(start: plan.Start, descriptors: list[int]) -> Iterator[Conversation]:
+    """Give the conversation of an operation; tell the front if that fails, and wait until it hangs up."""
+    talk = Conversation(descriptors[0], start.seconds)
+    try:
+        yield talk
     except StepError as error:
         talk.say(plan.Failed(error.errno, error.step.encode()))
     except BadRequest as bad:
@@ -310,40 +328,59 @@ def _serve_caller(
             unmounting.unmount(talk, caller, start)
 
 
-def _serve_caller_of_volume(
+def _attend_child(
     opened: Descriptors,
     talk: Conversation,
+    child: Child | None,
     start: plan.StartVolumeMount,
+    descriptors: list[int],
     front: int,
-    connection: int,
-    pidfd: int,
-    *held: int,
 ) -> None:
-    """Serve the caller in a child; this process is its twin, and ends after it."""
+    """Have the child serve the caller; this process is its twin, and ends after it."""
+    _, connection, pidfd, *held = descriptors
     if not invariants.allow_target(start.target) or len(held) != start.held:
         raise StepError(errno.EPERM, "check the volume")
-    os.fchdir(opened.proc)
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with talk.bounded("fork"):
-        child = syscalls.fork()
-    if child:
-        try:
-            for descriptor in (ours.detach(), connection, pidfd, *held):
-                os.close(descriptor)
-            with theirs:
-                Attendant(opened, start.target, start.read_only, start.seconds).attend(theirs)
-            os.waitpid(child, 0)
-        finally:
-            os._exit(0)
-    theirs.close()
-    twin = Twin(ours, start.seconds, os.stat("self/ns/mnt").st_ino)
-    with talk.bounded("join"):
-        caller = Caller(opened, connection, int(start.pinned))
-        _join(opened, caller, front, connection, pidfd)
-        if held:
-            caller.take_device(held[0])
-    with _letting_go(talk, caller):
-        mounting.mount_volume(talk, caller, start, opened.orphans, twin)
+        child = child or _fork_child(opened, *descriptors, rehearses=False)
+    try:
+        child.hand_over(Volume(start, descriptors, front))
+        for descriptor in (connection, pidfd, *held):
+            os.close(descriptor)
+        os.fchdir(opened.proc)
+        Attendant(opened, start.target, start.read_only, start.seconds).attend(child.end)
+        os.waitpid(child.pid, 0)
+    finally:
+        os._exit(0)
+
+
+def _fork_child(opened: Descriptors, *others: int, rehearses: bool = True) -> Child:
+    """Fork the process that serves the caller of a volume; what is open as `others` is none of its business."""
+
+    def serve(twin: socket.socket) -> None:
+        for descriptor in others:
+            os.close(descriptor)
+        if rehearses:
+            _rehearse(opened)
+        if volume := Volume.receive(twin):
+            _serve_caller_of_volume(opened, twin, volume)
+
+    return Child.fork(serve)
+
+
+def _serve_caller_of_volume(opened: Descriptors, end: socket.socket, volume: Volume) -> None:
+    """Serve the caller, with the help of the twin at the other `end`."""
+    start, descriptors, front = volume
+    _, connection, pidfd, *held = descriptors
+    with _conversation(start, descriptors) as talk:
+        os.fchdir(opened.proc)
+        twin = Twin(end, start.seconds, os.stat("self/ns/mnt").st_ino)
+        with talk.bounded("join"):
+            caller = Caller(opened, connection, int(start.pinned))
+            _join(opened, caller, front, connection, pidfd)
+            if held:
+                caller.take_device(held[0])
+        with _letting_go(talk, caller):
+            mounting.mount_volume(talk, caller, start, opened.orphans, twin)
 
 
 def _join(opened: Descriptors, caller: Caller, front: int, connection: int, pidfd: int) -> None:

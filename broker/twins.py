@@ -11,14 +11,15 @@ import os
 import select
 import signal
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
-from broker import connections, consumers, mounts, syscalls
+from broker import connections, consumers, mounts, plan, syscalls
 from broker.conversation import receive, rights
 from broker.descriptors import Descriptors
 from broker.mounts import Fuse
-from broker.plan import Errno, GroupId, NamespaceInode, UserId
+from broker.plan import Errno, GroupId, NamespaceInode, StartVolumeMount, UserId
 from broker.records import Vocabulary
 from broker.targets import Target
 from fusermount3_proxy import wire
@@ -100,6 +101,51 @@ class Twin:
         if done.errno:
             raise OSError(done.errno, "in the twin")
         return done, received
+
+
+class Volume(NamedTuple):
+    """What the child is to do: a start record, its descriptors, and the front's pid."""
+
+    start: StartVolumeMount
+    descriptors: list[int]
+    front: int
+
+    @classmethod
+    def receive(cls, end: socket.socket) -> "Volume | None":
+        """Return what the twin hands over; None if it has hung up, since nobody asked for a volume."""
+        data, descriptors = receive(end)
+        if not data:
+            return None
+        front, _, record = data.partition(b" ")
+        start = plan.load(record)
+        assert isinstance(start, StartVolumeMount)
+        return cls(start, descriptors, int(front))
+
+
+class Child(NamedTuple):
+    """The child, as the twin has it, which forks it before there is anything to do, as it was forked itself."""
+
+    pid: int
+    end: socket.socket
+
+    @classmethod
+    def fork(cls, serve: Callable[[socket.socket], None]) -> "Child":
+        """Fork a child that does `serve` with its end of the talk, and ends. Raises OSError."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pid = syscalls.fork()
+        if pid == 0:
+            try:
+                ours.close()
+                serve(theirs)
+            finally:
+                os._exit(0)
+        theirs.close()
+        return cls(pid, ours)
+
+    def hand_over(self, volume: Volume) -> None:
+        """Raises OSError."""
+        data = b"%d " % volume.front + plan.dump(volume.start)
+        self.end.sendmsg([data], [rights(*volume.descriptors)], socket.MSG_NOSIGNAL)
 
 
 class Attendant:

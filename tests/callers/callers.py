@@ -174,7 +174,7 @@ CALLERS = [
     Caller(
         name="bindfs",
         kit=BOOKWORM,
-        library="libfuse 3",
+        library="libfuse 2",
         package="bindfs",
         serve="bindfs -f --no-allow-other {src} {mnt}",
         background="bindfs --no-allow-other {src} {mnt}",

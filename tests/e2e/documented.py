@@ -1,12 +1,17 @@
-"""The commands and files in docs/containers.md, for the tests that execute them."""
+"""The commands and files in the documentation, for the tests that execute them.
+
+`EXECUTED` and `NOT_EXECUTED` have all of them: `tests/unit/test_documented_commands.py` sees to it. A block without a
+language is commands, for a shell; `Containerfile` is another kind of them. Others are to be read: text, manifests.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import re
 import shlex
+import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tests.lab.broker import PROGRAM, PROXY
 from tests.lab.cache import Cache
@@ -17,29 +22,116 @@ if TYPE_CHECKING:
 
     from tests.lab.broker import Broker
 
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = {path.name: path for path in (ROOT / "README.md", *sorted(DOCS.glob("*.md")))}
+
 CDI_DIRECTORY = Path("/etc/cdi")
 """Podman 4.3 looks here and in /var/run/cdi, and can't be told to look elsewhere."""
 CDI_FILE = "fusermount3-proxy-lab.json"
 
-TEXT = (Path(__file__).parents[2] / "docs/containers.md").read_text()
+_NO_CLUSTER = "it takes a cluster: an API server and kubelets, of which the tests have the parts that can be had"
+_SOURCE = "test_installed_from_source.py"
+
+#: By page and beginning of a block: the test that reads the block here, and executes it.
+EXECUTED = {
+    ("README.md", "podman run"): "test_any_image.py",
+    ("containers.md", "fusermount3-broker cdi generate"): "test_any_image.py",
+    ("containers.md", "docker run"): "test_any_image.py",
+    ("containers.md", "RUN for each"): "test_built_images.py",
+    ("containers.md", "COPY fusermount3-proxy /usr/bin/\n"): "test_built_images.py",
+    ("containers.md", "COPY fusermount3-proxy /usr/bin/fusermount3\n"): "test_built_images.py",
+    ("containers.md", "podman run"): "test_built_images.py",
+    ("containers.md", "podman load --input build/images/fusermount3-proxy.tar"): "test_images.py",
+    ("containers.md", "COPY --from"): "test_images.py",
+    ("containers.md", "podman load --input build/images/fusermount3-broker.tar"): "test_images.py",
+    ("index.md", "make demo"): "test_demo.py",
+    ("install-systemd.md", "make static"): _SOURCE,
+    ("install-systemd.md", "apt-get install gcc"): _SOURCE,
+    ("install-systemd.md", "python3 -m venv"): _SOURCE,
+    ("install-systemd.md", "fusermount3-broker check-config"): _SOURCE,
+    ("install-systemd.md", "$EDITOR"): _SOURCE,
+    ("kubernetes.md", "FROM debian:12"): "test_built_images.py",
+    ("kubernetes.md", "kubectl create namespace"): "test_chart.py",
+    ("messages.md", "journalctl"): _SOURCE,
+    ("operations.md", "cp packaging/systemd"): _SOURCE,
+    ("operations.md", "curl"): _SOURCE,
+    ("programs.md", "FUSERMOUNT3PROXY_"): "test_other_names.py",
+}
+
+#: By page and beginning of a block: why no test reads and executes it, and what is tested instead.
+NOT_EXECUTED = {
+    ("README.md", "make demo"): "its second line is what runs all this; the first is executed from index.md",
+    ("README.md", "make venv static"): "`make test` does so before any test; each broker of the tests is started so, "
+    "but with a directory of its own, and not as that of the host",
+    ("containers.md", "kubectl apply"): f"{_NO_CLUSTER}; tests/kubernetes validates what it makes",
+    ("containers.md", "fusermount3-broker device-plugin"): "a kubelet that is a fake has a directory of its own, see "
+    "tests/e2e/test_device_plugin_with_a_fake_kubelet.py",
+    ("fuse-programs.md", "podman run --rm -it"): "interactive; its option is executed from containers.md",
+    (
+        "install-systemd.md",
+        "make deb",
+    ): "tests/packaging builds in clean trees of both releases, and installs by apt-get",
+    ("kubernetes.md", "kubectl apply --kustomize"): f"{_NO_CLUSTER}; tests/kubernetes validates what it makes",
+    ("kubernetes.md", "kubectl create secret"): _NO_CLUSTER,
+    ("kubernetes.md", "kubectl apply --filename"): f"{_NO_CLUSTER}; tests/e2e/csi/test_examples.py runs the examples",
+    ("kubernetes.md", "kubectl describe pod"): _NO_CLUSTER,
+    ("kubernetes.md", "kubectl --namespace mfcp-system"): _NO_CLUSTER,
+    (
+        "programs.md",
+        "fuse-starter -- sshfs",
+    ): "tests/e2e/csi/test_fuse_starter.py does so with programs without a server",
+    ("troubleshooting.md", "fusermount3-broker status"): "both are executed, from other pages",
+    ("programs.md", "fuse-starter --fd-passing"): "the same",
+}
 
 
-def documented(command: str) -> list[str]:
-    """Return the words of the command that begins with these."""
-    lines = TEXT.replace("\\\n", " ").splitlines()
-    (line,) = [line for line in lines if line.startswith(f"{command} ")]
+class Block(NamedTuple):
+    """A fenced block of a page: its language, empty if there is none, and its lines."""
+
+    page: str
+    language: str
+    text: str
+
+    @property
+    def commands(self) -> list[str]:
+        """The lines, each a command; what goes on after a backslash is one with that."""
+        return [line for line in self.text.replace("\\\n", " ").splitlines() if line and not line.startswith("#")]
+
+
+def blocks() -> list[Block]:
+    """Return the fenced blocks of all pages, in their order."""
+    return [
+        Block(page, language, textwrap.dedent(text))
+        for page, path in PAGES.items()
+        for language, text in re.findall(r"^ *```(\S*)\n(.*?)^ *```$", path.read_text(), re.MULTILINE | re.DOTALL)
+    ]
+
+
+def block(page: str, beginning: str) -> Block:
+    """Return the block of that page which begins so; it is one of those in `EXECUTED`."""
+    assert (page, beginning) in EXECUTED
+    (found,) = [each for each in blocks() if each.page == page and each.text.startswith(beginning)]
+    return found
+
+
+def documented(command: str, page: str = "containers.md") -> list[str]:
+    """Return the words of the command of that page that begins with these."""
+    found = [line for each in blocks() if each.page == page for line in each.commands if line.startswith(f"{command} ")]
+    (line,) = found
     return shlex.split(line)
 
 
-def options_of(command: str) -> list[str]:
+def options_of(command: str, page: str = "containers.md") -> list[str]:
     """Return the options of a command that runs a container; it begins with these words."""
-    words = documented(command)
+    words = documented(command, page)
     return words[2 : words.index("IMAGE")]
 
 
 def with_paths_of(broker: Broker, options: Iterable[str]) -> list[str]:
     """Return the options with the places on this host in front of a colon, instead of those on an installed one."""
-    here = {"/run/fusermount3-proxy": str(broker.socket.parent), "/usr/bin/fusermount3-proxy": str(PROXY)}
+    proxies = ("/usr/bin/fusermount3-proxy", "$PWD/build/static/fusermount3-proxy")
+    here = {"/run/fusermount3-proxy": str(broker.socket.parent), **dict.fromkeys(proxies, str(PROXY))}
     split = [option.partition(":") for option in options]
     return [here.get(source, source) + colon + target for source, colon, target in split]
 
@@ -64,6 +156,6 @@ def known_to_engines(broker: Broker) -> Iterator[None]:
                 CDI_DIRECTORY.rmdir()
 
 
-def containerfiles() -> list[str]:
-    """Return the parts of Containerfiles, in their order."""
-    return re.findall(r"^```Containerfile\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+def containerfiles(page: str = "containers.md") -> list[str]:
+    """Return the parts of Containerfiles in that page, in their order."""
+    return [each.text for each in blocks() if each.page == page and each.language == "Containerfile"]

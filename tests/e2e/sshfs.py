@@ -5,10 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.e2e.conftest import has_ended_all, wait_until
-from tests.lab.sshd import sshd_for
+from tests.lab.sshd import client_files, sshd_for
 
 if TYPE_CHECKING:
     from tests.lab.podman import Container
+    from tests.lab.sshd import Sshd
+
+
+def introduce(sshd: Sshd, container: Container, user: str, host: str) -> None:
+    """Have ssh of this user of the container know the server by the name `host`."""
+    home = "/root" if user == "root" else f"/home/{user}"
+    script = 'umask 077 && mkdir -p "$1" && cat > "$1/$2"'
+    for name, content in client_files(sshd.directory, host, f"{home}/.ssh").items():
+        container.exec(["sh", "-c", script, "sh", f"{home}/.ssh", name], user=user, input=content)
 
 
 def use_sshfs(container: Container, mountpoint: str) -> None:

@@ -1,4 +1,5 @@
-"""Images that know nothing of us: what docs/containers.md tells to write on the command line is all that it takes.
+"""Images that know nothing of us: what docs/containers.md and the README tell to write on the command line is all that
+it takes.
 
 Podman runs what is shown for Docker, which is not here; the options are the same.
 """
@@ -55,6 +56,12 @@ def test_sshfs_of_an_untouched_debian_mounts_as(
     options = Options(user=user, user_namespace=user_namespace, extra=given)
     with Container(image_tag(SSHFS), options=options) as container:
         use_sshfs(container, mountpoint)
+
+
+def test_sshfs_mounts_with_the_command_line_of_the_readme(broker: Broker) -> None:
+    extra = with_paths_of(broker, options_of("podman run", "README.md"))
+    with Container(image_tag(SSHFS), options=Options(user=USER, extra=extra)) as container:
+        use_sshfs(container, "/home/user/mnt")
 
 
 def test_the_helper_of_the_image_is_covered_and_not_changed(given: list[str]) -> None:

@@ -1,5 +1,5 @@
-"""Images that are built with the lines in docs/containers.md, by Podman and without a network; and what comes of them
-when the distribution's fuse3 is installed later."""
+"""Images that are built with the lines in docs/containers.md and docs/kubernetes.md, by Podman and without a network;
+and what comes of them when the distribution's fuse3 is installed later."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ PROXY_VERSION = "fusermount3 version: 3.18.2\n"
 USER = "1000:1000"
 
 FOR_DPKG, FOR_OTHERS, FOR_NO_SHELL, _ = containerfiles()
+(FOR_PODS,) = containerfiles("kubernetes.md")
 
 
 class Build(Protocol):
@@ -122,6 +123,16 @@ def test_an_image_without_dpkg(build: Build, broker: Broker) -> None:
     with Container(image, options=options(broker, USER, PROBE)) as container:
         assert container.exec(["fusermount", "-V"]).stdout == PROXY_VERSION
         check_probe(container, "/home/user/mnt")
+
+
+def test_an_image_for_pods(build: Build, broker: Broker) -> None:
+    """The first two lines say what is in the lab's image: Debian, sshfs, and a user."""
+    base, install, *lines = FOR_PODS.splitlines(keepends=True)
+    assert base.startswith("FROM debian:") and "sshfs" in install and "useradd --uid 1000 user" in install
+    image = build(image_tag(SSHFS), "".join(lines))
+    with Container(image, options=options(broker, USER)) as container:
+        assert container.exec(["fuse-starter", "-h"]).stdout.startswith("fuse-starter [options]")
+        use_sshfs(container, "/home/user/mnt")
 
 
 def test_an_image_without_a_shell(build: Build, broker: Broker, tmp_path: Path) -> None:

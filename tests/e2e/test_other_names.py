@@ -19,7 +19,9 @@ from tests.callers import build
 from tests.callers import images as callers_images
 from tests.callers.conftest import not_run
 from tests.e2e.conftest import has_ended_all, wait_until
+from tests.e2e.documented import block
 from tests.e2e.hostile import in_private_namespace
+from tests.e2e.sshfs import introduce
 from tests.lab.broker import PROXY
 from tests.lab.commands import run
 from tests.lab.images import BUSYBOX, DEBIAN, SSHFS, image_tag
@@ -97,6 +99,22 @@ def test_sshfs_mounts_in_an_untouched_debian(broker: Broker) -> None:
         container.exec(["fusermount3", "-u", "/mnt"])
         assert program.wait(timeout=20) == 0
         assert program.communicate() == ("", "")
+        wait_until(lambda: has_ended_all(container))
+
+
+def test_sshfs_mounts_by_the_documented_command(broker: Broker) -> None:
+    (command,) = block("programs.md", "FUSERMOUNT3PROXY_").commands
+    elsewhere = [Volume(broker.socket.parent, "/broker"), Volume(PROXY, "/usr/local/bin/fusermount3-proxy")]
+    options = Options(volumes=elsewhere)
+    with Container(image_tag(SSHFS), options=options) as container, sshd_for(container) as sshd:
+        introduce(sshd, container, "root", "host")
+        (sshd.export / "file").write_text("of the server\n")
+        program = container.start(["sh", "-c", command])
+        wait_until(lambda: container.fuse_mounts("/mnt") or program.poll() is not None)
+        assert container.exec(["cat", "/mnt/file"]).stdout == "of the server\n"
+        socket_path = {"FUSERMOUNT3PROXY_FDPASSING_SOCKPATH": "/broker/broker.sock"}
+        container.exec(["fusermount3", "-u", "/mnt"], env=socket_path)
+        assert program.wait(timeout=20) == 0
         wait_until(lambda: has_ended_all(container))
 
 

@@ -294,6 +294,23 @@ def test_a_program_without_a_mountpoint_is_seen_at_the_volume_only(tmp_path: Pat
     with_volume(tmp_path, body)
 
 
+def test_a_program_is_served_when_no_children_were_forked_ahead(tmp_path: Path) -> None:
+    def body(front: OwnedFront, volume: Volume) -> None:
+        publish(front, volume)
+        for content in (b"one", b"two", b"three"):
+            before = [front.begin(plan.StartCheck(PATIENCE)) for _ in range(8)]
+            program = Program(front, volume, content)
+            conversation = program.begin()
+            for each in before:
+                assert each.hear() == plan.Checked()
+                each.close()
+            program.keep(program.mount(conversation))
+            assert volume.file.read_bytes() == content
+            program.kill()
+
+    with_volume(tmp_path, body)
+
+
 @pytest.mark.parametrize("pinned", [True, False])
 def test_in_a_user_namespace_a_program_serves_the_volume_and_is_asked_for_its_size(
     pinned: bool, tmp_path: Path
@@ -351,13 +368,25 @@ def test_the_group_of_the_volume_is_that_of_the_filesystem(tmp_path: Path) -> No
     with_volume(tmp_path, body)
 
 
-def grandchildren(front: OwnedFront) -> list[psutil.Process]:
-    """Return the children of the mounter's children, any of which may end at any moment."""
+def serving(front: OwnedFront, program: Program) -> list[int]:
+    """Return the pids of who serves the program, with a twin for parent: of the children of the mounter's children,
+    any of which may end at any moment, those that have its connection."""
+    connection = Path(f"/proc/self/fd/{program.connection.fileno()}").readlink()
     found = []
     for child in psutil.Process(front.pid).children():
         with suppress(psutil.NoSuchProcess):
-            found += child.children()
+            found += [each.pid for each in child.children() if connection in opened(each.pid)]
     return found
+
+
+def opened(pid: int) -> list[Path]:
+    """Return what the descriptors of a process are; nothing if it has ended."""
+    links = []
+    with suppress(FileNotFoundError):
+        for each in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):
+                links.append(each.readlink())
+    return links
 
 
 @pytest.mark.parametrize("pinned", [True, False])
@@ -378,19 +407,14 @@ def test_what_is_not_kept_is_taken_away_everywhere(ends: str, pinned: bool, tmp_
             program.connection.close()
             conversation.close()
         else:
-            os.kill(_child_of(front), signal.SIGKILL)
+            (child,) = serving(front, program)
+            os.kill(child, signal.SIGKILL)
         wait_until(lambda: volume.types() == ["tmpfs"])
         program.kill()
         if ends == "killed" and pinned:
             run(["umount", "--lazy", place])  # who would have done that was killed
 
     with_volume(tmp_path, body)
-
-
-def _child_of(front: OwnedFront) -> int:
-    """Return the pid of the child that serves a caller, which has a twin for parent."""
-    (child,) = grandchildren(front)
-    return int(child.pid)
 
 
 def test_without_a_front_the_mount_stays_if_the_program_commits(tmp_path: Path) -> None:
@@ -401,7 +425,7 @@ def test_without_a_front_the_mount_stays_if_the_program_commits(tmp_path: Path) 
         publish(front, volume)
         program = Program(front, volume, place=place)
         program.mount().close()
-        wait_until(lambda: not grandchildren(front))
+        wait_until(lambda: not serving(front, program))
         assert (place / "file").read_bytes() == volume.file.read_bytes() == b"hello"
         run(["umount", place])
         program.kill()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.e2e.documented import ROOT, block
 from tests.kubernetes import table
 from tests.kubernetes.objects import (
     BASE,
@@ -132,3 +134,15 @@ def test_what_makes_no_sense_is_refused(helm: Path, option: str, message: str) -
 
 def test_the_table_of_values_is_as_they_are() -> None:
     assert table.FILE.read_text() == table.page(), "run .venv/bin/python -m tests.kubernetes.table"
+
+
+def test_what_the_page_says_to_install_is_of_the_images_that_it_names(helm: Path) -> None:
+    commands = block("kubernetes.md", "kubectl create namespace").commands
+    (install,) = [shlex.split(each) for each in commands if each.startswith("helm install ")]
+    rendered = objects(run(["env", "--chdir", ROOT, helm, "template", *install[2:], *OLDEST]).stdout)
+    containers = the("DaemonSet", rendered)["spec"]["template"]["spec"]["containers"]
+    assert {each["image"].rpartition(":")[0] for each in containers} == {
+        "REGISTRY/fusermount3-broker",
+        "REGISTRY/sig-storage/csi-node-driver-registrar",
+        "REGISTRY/sig-storage/livenessprobe",
+    }

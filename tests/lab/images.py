@@ -67,7 +67,7 @@ DEBIAN = DebianRecipe(
     "debian",
     (
         "sshfs",  # C, libfuse 3
-        "bindfs",  # C, libfuse 3
+        "bindfs",  # C, libfuse 2
         "archivemount",  # C, libfuse 2: it calls /bin/fusermount
         "rclone",  # Go, bazil.org/fuse
         "python3-pyfuse3",  # Python, libfuse 3's low-level API

@@ -6,6 +6,7 @@ import json
 import platform
 import re
 import secrets
+import shlex
 import shutil
 import sys
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from cyclonedx.validation.json import JsonStrictValidator
 
 from fusermount3_proxy import __version__
 from tests.e2e.conftest import wait_until
-from tests.e2e.documented import containerfiles, documented
+from tests.e2e.documented import block
 from tests.e2e.sshfs import use_sshfs
 from tests.kubernetes.daemonset import broker_of, publish_and_unpublish
 from tests.kubernetes.objects import PACKAGING, containers, objects, the
@@ -41,7 +42,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.parametrize("suite"
 
 SOURCES = Path(__file__).parents[2]
 BROKER, PROXY = "fusermount3-broker", "fusermount3-proxy"
-*_, FROM_OUR_IMAGE = containerfiles()
+COMMANDS = {
+    name: block("containers.md", f"podman load --input build/images/{name}.tar").commands for name in (BROKER, PROXY)
+}
 
 
 def build(sources: Path, packages: Path, output: Path, *environment: str) -> None:
@@ -73,8 +76,8 @@ class Loaded:
 def loaded(images: Path) -> Iterator[Loaded]:
     """Both images, loaded from their archives."""
     names = Loaded(*(f"{REPOSITORY}/{name}:{__version__}" for name in (BROKER, PROXY)))
-    for name in (BROKER, PROXY):
-        run(["podman", "load", "--input", images / f"{name}.tar"], timeout=300)
+    for load, *_ in COMMANDS.values():
+        run(shlex.split(load.replace("build/images", str(images))), timeout=300)
     yield names
     run(["podman", "image", "rm", "--force", names.broker, names.proxy])
 
@@ -203,8 +206,8 @@ class ContainerOfBroker:
             each.mkdir(exist_ok=True)
         places = {"/run/fusermount3-proxy": self.sockets, "/var/lib/fusermount3-broker": state}
         names = {f"localhost/{BROKER}:{__version__}": image, BROKER: self.name}
-        words = substituted(documented("podman run --detach"), places, names)
-        assert (words[:2], words[-1]) == (["podman", "run"], image)
+        words = substituted(shlex.split(COMMANDS[BROKER][-1]), places, names)
+        assert (words[:3], words[-1]) == (["podman", "run", "--detach"], image)
         self.command = [*words[:2], *RUNTIME, *LIMITS, *(each for each in words[2:] if not each.startswith(without))]
 
     def __enter__(self) -> ContainerOfBroker:
@@ -240,7 +243,7 @@ class ContainerOfBroker:
 @pytest.fixture
 def with_the_proxy(loaded: Loaded, tmp_path: Path) -> Iterator[str]:
     """The name of an image with sshfs, and our proxy by the documented lines."""
-    lines = FROM_OUR_IMAGE.replace(f"localhost/{PROXY}:{__version__}", loaded.proxy)
+    lines = block("containers.md", "COPY --from").text.replace(f"localhost/{PROXY}:{__version__}", loaded.proxy)
     (tmp_path / "Containerfile").write_text(f"FROM {image_tag(SSHFS)}\n{lines}")
     tag = f"{REPOSITORY}/built:{secrets.token_hex(8)}"
     offline = ["--network=none", "--pull=never"]

@@ -646,8 +646,9 @@ def test_a_bad_request_is_told_what_is_wrong_with_it(
 
     scene.play(act)
     assert scene.mounter.children == []
-    assert scene.left == [(record[: wire.MAX_MESSAGE], descriptors)], "the front has closed nothing"
-    assert len(scene.mounter.dismissals) == 1
+    left = [(record[: wire.MAX_MESSAGE], descriptors)] if descriptors else []
+    assert scene.left == left, "the front has closed no descriptors"
+    assert len(scene.mounter.dismissals) == len(left)
 
 
 def test_a_caller_that_says_nothing_is_refused_in_time(scene: Scene) -> None:

@@ -138,3 +138,11 @@ def described(family: Metric) -> str:
 def test_the_table_has_every_metric_and_no_other(families: list[Metric]) -> None:
     table = re.findall(r"^\| `(?:fusermount3_broker|process)_.*$", OPERATIONS.read_text(), re.MULTILINE)
     assert table == [described(family) for family in families]
+
+
+def test_the_page_says_what_to_do_about_each_metric_of_the_brokers(families: list[Metric]) -> None:
+    _, _, to_do = OPERATIONS.read_text().partition("What to look at, and what to do:")
+    names = {described(family).split("`")[1] for family in families}
+    ours = {name for name in names if name.startswith("fusermount3_broker_")} - {"fusermount3_broker_build_info"}
+    assert ours
+    assert {name for name in ours if f"`{name}" not in to_do} == set()

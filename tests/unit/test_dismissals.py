@@ -88,32 +88,51 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
+@pytest.mark.parametrize("records", [0, 1, 6])
 @pytest.mark.parametrize("gone", [False, True])
-def test_a_connection_with_nothing_in_it_is_closed_at_once(scene: Scene, gone: bool) -> None:
-    front = scene.over(A, gone=gone)
+def test_a_connection_without_descriptors_in_it_is_closed_at_once(scene: Scene, records: int, gone: bool) -> None:
+    front = scene.over(A, *[(b"record", 0)] * records, gone=gone)
     assert front.fileno() == -1
     assert scene.child() is None
 
 
 @pytest.mark.parametrize(
     "records",
-    [[(b"x", 0)], [(b"", 0)], [(b"", 1)], [(b"x", 3)], [(b"", 0), (b"x", 1)]],
-    ids=["a record", "an empty record", "a descriptor alone", "descriptors", "descriptors behind an empty record"],
+    [[(b"", 0)], [(b"", 1)], [(b"x", 3)], [(b"", 0), (b"x", 1)], [(b"x", 0)] * 9],
+    ids=["an empty record", "a descriptor alone", "descriptors", "descriptors behind an empty record", "many records"],
 )
 @pytest.mark.parametrize("gone", [False, True])
-def test_what_has_something_in_it_is_a_childs(scene: Scene, records: list[tuple[bytes, int]], gone: bool) -> None:
+def test_what_may_have_descriptors_in_it_is_a_childs(
+    scene: Scene, records: list[tuple[bytes, int]], gone: bool
+) -> None:
     async def act() -> None:
         front = scene.over(A, *records, gone=gone)
         assert front.fileno() == -1, "the child is the last who has it"
         child = scene.the_child()
         (connection,) = child.connections
-        for data, descriptors in records:
+        taken = 8 if len(records) > 8 else 0
+        for data, descriptors in records[taken:]:
             if gone:
                 break
             said, came, _, _ = socket.recv_fds(connection, 1000, 10)
             assert (said, len(came)) == (data, descriptors)
             for each in came:
                 os.close(each)
+        child.end()
+        await turns()
+
+    asyncio.run(act())
+
+
+def test_the_front_takes_what_is_before_a_record_with_descriptors(scene: Scene) -> None:
+    async def act() -> None:
+        scene.over(A, (b"x", 0), (b"y", 2))
+        child = scene.the_child()
+        (connection,) = child.connections
+        said, came, _, _ = socket.recv_fds(connection, 1000, 10)
+        assert (said, len(came)) == (b"y", 2)
+        for each in came:
+            os.close(each)
         child.end()
         await turns()
 

@@ -1,0 +1,61 @@
+"""Where a run of the benchmarks was made: what its numbers mean depends on that."""
+
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psutil
+
+from benchmarks.latency import GENUINE_PROGRAM
+from benchmarks.results import Machine
+from tests.lab.commands import run
+
+SOURCES = Path(__file__).parents[1]
+
+
+def describe(busy: list[float]) -> Machine:
+    """Return the description; `busy` is what `others_use` has returned in the course of the run."""
+    return Machine(
+        date=datetime.now(UTC).date().isoformat(),
+        kernel=f"{os.uname().sysname} {os.uname().release}",
+        processor=f"{processor()}, {platform.machine()}",
+        processors=os.cpu_count() or 1,
+        memory=psutil.virtual_memory().total,
+        versions={
+            "fusermount3-proxy": commit(),
+            "fusermount3": last_word([GENUINE_PROGRAM, "-V"]),
+            "bindfs": last_word(["bindfs", "--version"]),
+            "fio": last_word(["fio", "--version"]),
+            "Python": platform.python_version(),
+        },
+        busy=busy,
+    )
+
+
+def others_use(seconds: float) -> float:
+    """Return how much of the processors is used, in percent, while this process waits for so many seconds."""
+    return float(psutil.cpu_percent(interval=seconds))
+
+
+def processor() -> str:
+    """Return what the processors call themselves."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
+    return "unknown processor"
+
+
+def commit() -> str:
+    """Return the commit that was measured, with a + if files have been changed since."""
+    described = subprocess.run(
+        ["git", "describe", "--always", "--exclude=*", "--dirty=+"], cwd=SOURCES, capture_output=True, text=True
+    )
+    return described.stdout.strip() or "not a git checkout"
+
+
+def last_word(command: list[str | Path]) -> str:
+    """Return the version that a program prints at the end of a line, or of its name."""
+    return run(command).stdout.split()[-1].removeprefix("fio-")

@@ -1,0 +1,204 @@
+"""The generated part of docs/performance.md: text and tables from what a run has measured. Pure functions."""
+
+from collections.abc import Iterable, Sequence
+from statistics import median
+
+from benchmarks.results import (
+    ENOUGH_ROUNDS,
+    GENUINE,
+    PROXY,
+    Calls,
+    Concurrency,
+    DataPath,
+    Job,
+    Latency,
+    Machine,
+    Memory,
+    Results,
+    Timing,
+)
+
+GIB, MIB, KIB = 1024**3, 1024**2, 1024
+#: Percent of the processors that others may use while the numbers still mean something.
+QUIET = 10.0
+#: Longer cells don't make the column wide.
+WIDEST = 60
+
+
+def rendered(results: Results) -> str:
+    """Return the whole of it, for a run of which no part is missing. The plot is beside the page."""
+    parts = "\n".join(shown(results))
+    plot = "![Latency, mounts a second and data path, drawn from the numbers below](performance.svg)\n"
+    return f"{introduction(results)}\n{plot}\n{parts}"
+
+
+def shown(results: Results) -> Iterable[str]:
+    """Return the tables of each part that was measured."""
+    if results.latency:
+        yield latency(results.latency)
+    if results.callers:
+        yield callers(results.callers)
+    if results.datapath:
+        yield datapath(results.datapath)
+    if results.memory:
+        yield memory(results.memory)
+
+
+def introduction(results: Results) -> str:
+    """Return where and when, and whether the numbers can mean anything."""
+    text = f"{machine(results.machine)}\n"
+    if results.quick:
+        text += "\n**A quick run**: too few calls and rounds for the numbers to mean anything.\n"
+    if max(results.machine.busy, default=0) > QUIET:
+        text += "\n**The machine was busy with other things**, so the numbers mean little.\n"
+    return text
+
+
+def machine(measured: Machine) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in measured.versions.items())
+    return (
+        f"Measured on {measured.date}: {measured.kernel}; {measured.processor}; {measured.processors} processors; "
+        f"{measured.memory / GIB:.1f} GiB of memory; {versions}. "
+        f"Before the parts, others used {span(measured.busy, '.0f')} % of the processors."
+    )
+
+
+def latency(measured: Latency) -> str:
+    rows = compared(measured.exec_to_descriptor)
+    rows += [[name, f"not measured: {reason}", *[""] * 4] for name, reason in measured.not_measured.items()]
+    return (
+        "### From exec to the /dev/fuse descriptor\n\n"
+        + table(["helper", *TIMING], rows)
+        + "\n### From start to exit\n\n"
+        + table(["program", *TIMING], compared(measured.start_to_exit))
+    )
+
+
+TIMING = ["p50", "p99", "p50, ratio", "p99, ratio", "calls"]
+
+
+def compared(timings: dict[str, Timing]) -> list[list[str]]:
+    """Return a row for each, with what it takes as a multiple of the first."""
+    first = next(iter(timings.values()))
+    return [
+        [
+            name,
+            f"{each.p50:.2f} ms",
+            f"{each.p99:.2f} ms",
+            f"{each.p50 / first.p50:.2f}",
+            f"{each.p99 / first.p99:.2f}",
+            f"{each.calls}",
+        ]
+        for name, each in timings.items()
+    ]
+
+
+def callers(measured: list[Concurrency]) -> str:
+    header = [
+        "callers",
+        "helper",
+        "mounts a second (rounds)",
+        "ratio",
+        "a mount: p50",
+        "p99",
+        "p50, ratio",
+        "p99, ratio",
+    ]
+    rows = [row for each in measured for row in rows_of(each)]
+    failed = sum(each.failed() for each in measured)
+    note = f"\n{failed} calls failed; they are not counted.\n" if failed else ""
+    return f"### Callers at once\n\n{table([*header, 'calls'], rows)}{note}"
+
+
+def rows_of(measured: Concurrency) -> list[list[str]]:
+    def row(name: str, calls: Calls) -> list[str]:
+        return [
+            f"{measured.callers}",
+            name,
+            middle_and_span(calls.mounts_per_second, ".0f"),
+            f"{median(calls.mounts_per_second) / median(measured.genuine.mounts_per_second):.2f}",
+            f"{calls.mount.p50:.1f} ms",
+            f"{calls.mount.p99:.1f} ms",
+            f"{calls.mount.p50 / measured.genuine.mount.p50:.2f}",
+            f"{calls.mount.p99 / measured.genuine.mount.p99:.2f}",
+            f"{calls.mount.calls}",
+        ]
+
+    return [row(GENUINE, measured.genuine), row(PROXY, measured.proxy)]
+
+
+def datapath(measured: DataPath) -> str:
+    header = [
+        "fio",
+        "genuine, MB/s (rounds)",
+        "proxy, MB/s (rounds)",
+        "ratio (rounds)",
+        "within noise",
+        "latency, p50: genuine, proxy",
+        "p99",
+    ]
+    rounds = len(measured.jobs[0].genuine)
+    judged = (
+        "Within noise: neither side was faster in all rounds."
+        if rounds >= ENOUGH_ROUNDS
+        else f"Whether the ratios are 1.00 within noise is not judged with fewer than {ENOUGH_ROUNDS} rounds."
+    )
+    return (
+        "### The data path\n\n"
+        f"fio through {measured.program}, {rounds} rounds in turn; the median of the rounds, and from where to where "
+        f"they went. {judged}\n\n{table(header, [job_row(job) for job in measured.jobs])}"
+    )
+
+
+def job_row(job: Job) -> list[str]:
+    def megabytes(side: str) -> list[float]:
+        return [each.bytes_per_second / 1e6 for each in getattr(job, side)]
+
+    def microseconds(percentile: str) -> str:
+        both = (median(getattr(each, percentile) for each in side) for side in (job.genuine, job.proxy))
+        return ", ".join(f"{value:.0f}" for value in both) + " µs"
+
+    return [
+        job.title(),
+        middle_and_span(megabytes("genuine"), ".0f"),
+        middle_and_span(megabytes("proxy"), ".0f"),
+        middle_and_span(job.ratios(), ".2f"),
+        "not judged" if not job.is_judged() else "**no**" if job.differs() else "yes",
+        microseconds("p50_microseconds"),
+        microseconds("p99_microseconds"),
+    ]
+
+
+def memory(measured: Memory) -> str:
+    each = (measured.broker_with_mounts - measured.broker_idle) / measured.mounts
+    rows = [
+        ["broker, all its processes, no mounts", f"{measured.broker_idle / MIB:.1f} MiB"],
+        [f"broker with {measured.mounts} mounts", f"{measured.broker_with_mounts / MIB:.1f} MiB"],
+        ["what a mount adds", f"{each / KIB:.2f} KiB"],
+    ]
+    for name, waiting in measured.waiting.items():
+        called = {PROXY: "proxy"}.get(name, name)
+        rows += [
+            [f"{called} that waits with auto_unmount, alone", f"{waiting.alone / KIB:.0f} KiB"],
+            [f"{called} that waits, each of ten", f"{waiting.each_of_ten / KIB:.0f} KiB"],
+        ]
+    return f"### Memory\n\n{table(['of', 'PSS'], rows)}"
+
+
+def middle_and_span(values: Sequence[float], form: str) -> str:
+    return f"{median(values):{form}} ({span(values, form)})"
+
+
+def span(values: Sequence[float], form: str) -> str:
+    return f"{min(values):{form}} to {max(values):{form}}"
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """Return a table in Markdown that can also be read as it is."""
+    columns = zip(header, *rows, strict=True)
+    widths = [max(len(cell) for cell in column if len(cell) <= WIDEST) for column in columns]
+
+    def line(cells: list[str]) -> str:
+        return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |\n"
+
+    return line(header) + line(["-" * width for width in widths]) + "".join(map(line, rows))

@@ -1,0 +1,171 @@
+"""What a run of the benchmarks has measured, as it is kept in docs/performance.json; `page` and `plot` show it.
+
+Only numbers that were measured are in here. Ratios, medians and what follows from them are computed where they are
+shown, so that what is shown can't differ from what was measured.
+"""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cattrs.preconf.json import make_converter
+
+GENUINE, PROXY = "genuine fusermount3", "proxy and broker"
+#: As many rounds all on the same side of 1.00 come by chance once in 128 times, if there is no difference.
+ENOUGH_ROUNDS = 8
+
+_converter = make_converter()
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    return statistics.quantiles(values, n=100)[percent - 1]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What calls took, in milliseconds."""
+
+    p50: float
+    p99: float
+    calls: int
+
+    @classmethod
+    def of(cls, milliseconds: Sequence[float]) -> "Timing":
+        return cls(round(percentile(milliseconds, 50), 4), round(percentile(milliseconds, 99), 4), len(milliseconds))
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Timings by what was called; the first is what the others are compared with."""
+
+    exec_to_descriptor: dict[str, Timing]
+    start_to_exit: dict[str, Timing]
+    not_measured: dict[str, str]
+    """What would have been called from exec to descriptor, and why it was not."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """What fio saw in one round: throughput, and the latency of one read or write."""
+
+    bytes_per_second: float
+    p50_microseconds: float
+    p99_microseconds: float
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job of fio in each round, on a filesystem that the genuine helper has mounted, and on one of the proxy's."""
+
+    name: str
+    block_size: str
+    jobs: int
+    genuine: list[Transfer]
+    proxy: list[Transfer]
+
+    def title(self) -> str:
+        return f"{self.name}, {self.block_size}, {self.jobs} {'job' if self.jobs == 1 else 'jobs'}"
+
+    def ratios(self) -> list[float]:
+        """Return by how much more passes through the filesystem of the proxy, for each round."""
+        pairs = zip(self.proxy, self.genuine, strict=True)
+        return [proxy.bytes_per_second / genuine.bytes_per_second for proxy, genuine in pairs]
+
+    def is_judged(self) -> bool:
+        return len(self.genuine) >= ENOUGH_ROUNDS
+
+    def differs(self) -> bool:
+        """Whether one side was faster in every round, and so the noise does not explain the difference."""
+        ratios = self.ratios()
+        return self.is_judged() and (min(ratios) > 1 or max(ratios) < 1)
+
+
+@dataclass(frozen=True)
+class DataPath:
+    """What fio saw through `program`, the same on both sides."""
+
+    program: str
+    jobs: list[Job]
+
+
+@dataclass(frozen=True)
+class Calls:
+    """What callers at once got done. `mounts_per_second` of all of them together, for each round."""
+
+    mounts_per_second: list[float]
+    mount: Timing
+    failed: int
+
+
+@dataclass(frozen=True)
+class Concurrency:
+    """So many callers at once, of each helper in turn."""
+
+    callers: int
+    genuine: Calls
+    proxy: Calls
+
+    def failed(self) -> int:
+        return self.genuine.failed + self.proxy.failed
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """PSS in bytes of a helper that waits with auto_unmount: of one alone, and of each where ten wait."""
+
+    alone: int
+    each_of_ten: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """PSS in bytes of all the broker's processes, without mounts and with so many; and of helpers that wait."""
+
+    mounts: int
+    broker_idle: int
+    broker_with_mounts: int
+    waiting: dict[str, Waiting]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where and when, and what of."""
+
+    date: str
+    kernel: str
+    processor: str
+    processors: int
+    memory: int
+    versions: dict[str, str]
+    busy: list[float]
+    """The processors' load by others, in percent, before each part was measured."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """A run. Parts that were not selected are None."""
+
+    machine: Machine
+    quick: bool
+    latency: Latency | None = None
+    callers: list[Concurrency] | None = None
+    datapath: DataPath | None = None
+    memory: Memory | None = None
+
+    def missed(self) -> list[str]:
+        """Return what is not as promised: calls that failed, jobs for which it matters who has mounted."""
+        jobs = self.datapath.jobs if self.datapath else []
+        return [
+            *[f"callers: {each.failed()} calls failed" for each in self.callers or [] if each.failed()],
+            *[f"datapath: {job.title()}: the ratio is not 1.00" for job in jobs if job.differs()],
+        ]
+
+
+def store(results: Results, file: Path) -> None:
+    file.write_text(_converter.dumps(results, indent=2) + "\n")
+
+
+def load(file: Path) -> Results:
+    """Return what `store` has written."""
+    return _converter.loads(file.read_text(), Results)

@@ -1,0 +1,170 @@
+"""docs/install-systemd.md, executed on a machine of its own: the broker from source, as a service; and what the other
+pages tell to type where it runs.
+
+What is downloaded comes from the cache, for the machine has no network; what has to be compiled is, there.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.callers.build import NotReachable, downloading
+from tests.callers.conftest import not_run
+from tests.e2e.conftest import wait_until
+from tests.e2e.documented import ROOT, block
+from tests.lab.broker import PROXY
+from tests.lab.cache import Cache, recipe_hash
+from tests.lab.commands import run
+from tests.lab.images import DebianRecipe, image_tag
+from tests.lab.podman import Container, Options, Volume
+from tests.lab.programs import whoamifs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from tests.lab.commands import Argument
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
+
+PAGE = "install-systemd.md"
+SERVICE = "fusermount3-broker.service"
+SOCKET = "fusermount3-broker.socket"
+METRICS = "fusermount3-broker-metrics.socket"
+CONFIGURATION = "/etc/fusermount3-broker.toml"
+MOUNTPOINT = "/home/user/mnt"
+SOURCES, DOWNLOADS = "/srv/sources", "/srv/downloads"
+#: Those of which no wheel is to be had, so that they are compiled by whoever installs them.
+COMPILED = "systemd-python,pyxattr"
+
+
+def packages() -> list[str]:
+    """Return the Debian packages that the page says are needed."""
+    (install,) = block(PAGE, "apt-get install gcc").commands
+    return install.split()[2:]
+
+
+def recipe() -> DebianRecipe:
+    """A system that boots, with those packages, and curl to ask for metrics."""
+    return DebianRecipe("from-source", ("systemd", "systemd-sysv", "dbus", "curl", "procps", *packages()))
+
+
+def downloads() -> Path:
+    """Return the directory with what pip would download. Raises NotReachable."""
+
+    def download(directory: Path) -> None:
+        with downloading("the broker's dependencies"):
+            command: list[Argument] = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", directory]
+            run([*command, "--no-binary", COMPILED, ROOT, "setuptools", "wheel"], timeout=300)
+        for ours in directory.glob("fusermount3?proxy*"):
+            ours.unlink()
+
+    wanted = recipe_hash((ROOT / "setup.cfg").read_bytes(), (ROOT / "pyproject.toml").read_bytes())
+    return Cache().entry("from-source-downloads", wanted, download)
+
+
+class Machine:
+    """A machine that has booted, with a clone of the sources."""
+
+    def __init__(self, container: Container) -> None:
+        self.container = container
+
+    def run(self, *argv: str, user: str | None = None) -> str:
+        """Return what the command prints."""
+        return self.container.exec(argv, user=user).stdout
+
+    def execute(self, commands: Sequence[str]) -> str:
+        """Have root's shell execute the commands in the clone; return what they print. CommandFailed if one fails."""
+        script = "\n".join(["set -e", *commands])
+        from_cache = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": DOWNLOADS}
+        env = {"EDITOR": "true", **from_cache}
+        return self.container.exec(["sh", "-c", script], workdir=SOURCES, env=env, timeout=300).stdout
+
+    def is_running(self) -> bool:
+        state = self.container.exec(["systemctl", "is-system-running"], check=False).stdout.strip()
+        return state == "running"
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """The machine, after what the page says was done."""
+    try:
+        downloaded = downloads()
+    except NotReachable as error:
+        not_run(str(error))
+        raise
+    sources = tmp_path_factory.mktemp("clone") / "sources"
+    run([ROOT / "packaging/export", sources])
+    (sources / "build/static").mkdir(parents=True)
+    shutil.copy(PROXY, sources / "build/static")
+    volumes = [Volume(sources, SOURCES, "rw"), Volume(downloaded, DOWNLOADS), Volume(whoamifs(), "/usr/bin/whoamifs")]
+    options = Options(privileged=True, volumes=volumes, extra=["--systemd=always"])
+    with Container(image_tag(recipe()), ["/sbin/init"], options) as container:
+        machine = Machine(container)
+        wait_until(machine.is_running, 60)
+        # What systemd and udev do on a machine, and leave undone in a container.
+        machine.run("mount", "--make-rshared", "/")
+        machine.run("chmod", "0666", "/dev/fuse")
+        machine.execute(block(PAGE, "python3 -m venv").commands)
+        make, install = block(PAGE, "make static").commands
+        assert make == "make static"  # which was done before any test
+        machine.execute([install])
+        machine.run("ln", "-s", "fusermount3-proxy", "/usr/bin/fusermount3")  # for the machine's own users
+        yield machine
+        machine.run("systemctl", "stop", SOCKET, SERVICE)
+        assert container.fuse_mounts() == []
+        assert machine.is_running()
+
+
+def test_it_serves(machine: Machine) -> None:
+    told = machine.execute(block(PAGE, "fusermount3-broker check-config").commands)
+    assert f"{CONFIGURATION}: good\nenabled\n" in told
+    assert re.search(r"^mounts +0 live", told, re.MULTILINE)
+    machine.run("whoamifs", MOUNTPOINT, user="user")
+    assert machine.run("cat", f"{MOUNTPOINT}/whoami", user="user").startswith("uid=1000 gid=1000 pid=")
+    assert f" {MOUNTPOINT} " in machine.run("fusermount3-broker", "mounts")
+    machine.run("fusermount3", "-u", MOUNTPOINT, user="user")
+
+
+def test_it_is_confined_and_not_root(machine: Machine) -> None:
+    machine.run("systemctl", "restart", SERVICE)
+    log = machine.run("journalctl", "--output=cat", f"--unit={SERVICE}")
+    assert "serving on /run/fusermount3-proxy/broker.sock" in log
+    assert "confined" not in log
+    owners = machine.run("ps", "-o", "user:32=", "-C", "python3,fusermount3-bro,fusermount3-broker").split()
+    assert set(owners) == {"fusermount3-broker"}
+
+
+def test_a_changed_configuration_is_loaded(machine: Machine) -> None:
+    machine.run("systemctl", "start", SERVICE)
+    edit, *others = block(PAGE, "$EDITOR").commands
+    machine.execute([f"EDITOR='sed -i s/^#mount_max.*/mount_max=0/' && {edit}", *others])
+    refused = machine.container.exec(["whoamifs", MOUNTPOINT], user="user", check=False)
+    assert "too many FUSE filesystems mounted; mount_max=N can be set in /etc/fusermount3-broker.toml" in refused.stderr
+
+
+def test_the_log_is_found_by_what_a_user_was_told(machine: Machine) -> None:
+    machine.run("systemctl", "start", SERVICE)
+    refused = machine.container.exec(["whoamifs", "-o", "allow_other", MOUNTPOINT], user="user", check=False)
+    told = re.search(r"broker request ([0-9a-f]+)", refused.stderr)
+    assert told, refused.stderr
+    machine.run("journalctl", "--sync")
+    (command,) = block("messages.md", "journalctl").commands
+    found = machine.execute([re.sub("REQUEST_ID=[0-9a-f]+", f"REQUEST_ID={told[1]}", command)])
+    assert '"MESSAGE" : "mount refused"' in found
+    assert '"CALLER_UID" : "1000"' in found
+
+
+def test_metrics_are_told_after_what_the_page_says(machine: Machine) -> None:
+    machine.execute(block("operations.md", "cp packaging/systemd").commands)
+    by_port, by_socket = block("operations.md", "curl").commands
+    wait_until(lambda: "fusermount3_broker_build_info" in machine.execute([by_port]))
+    machine.run("systemctl", "disable", "--now", METRICS)
+    machine.run("sh", "-c", f"echo 'metrics = \"/run/fusermount3-broker/metrics.sock\"' > {CONFIGURATION}")
+    machine.run("systemctl", "restart", SERVICE)
+    assert machine.execute([by_socket]) == "ok\n"

@@ -1,0 +1,189 @@
+"""docs/troubleshooting.md quotes what people see: each of its boxes is typed again, and must show the same."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from tests.e2e.conftest import wait_until
+from tests.e2e.documented import PAGES
+from tests.e2e.sshfs import introduce
+from tests.lab.broker import PROGRAM, Broker
+from tests.lab.commands import run
+from tests.lab.images import DEBIAN, image_tag
+from tests.lab.podman import FUSE_STAND_IN, LIMITS, RUNTIME, Container, Options, Volume
+from tests.lab.sshd import sshd_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
+
+HOME = "/home/user"
+#: What the page calls the server of sshfs.
+SERVER = "server"
+
+
+class Box(NamedTuple):
+    """What is quoted below a heading: commands with their prompts, and what they print."""
+
+    heading: str
+    typed: list[tuple[str, str]]
+    shown: str
+
+
+def boxes() -> Iterator[Box]:
+    heading = ""
+    for part in re.findall(r"^#+ [^\n]+$|^```console\n.*?^```$", PAGES["troubleshooting.md"].read_text(), re.M | re.S):
+        if part.startswith("#"):
+            heading = part.lstrip("#").strip().replace("`", "")
+            continue
+        lines = part.splitlines()[1:-1]
+        typed = [(line[0], line[2:]) for line in lines if line.startswith(("$ ", "# "))]
+        yield Box(heading, typed, "\n".join(line for line in lines if not line.startswith(("$ ", "# "))))
+
+
+class Place(NamedTuple):
+    """Where the commands are typed. The user is `user`, unless it is root."""
+
+    broker: Broker
+    container: Container
+    user: str = "user"
+
+    def type(self, prompt: str, command: str) -> str:
+        """Return what the command prints, to whatever stream."""
+        if prompt == "$":
+            result = self.container.exec(["sh", "-c", f"{command} 2>&1"], user=self.user, workdir=HOME, check=False)
+            return result.stdout
+        program, *words = command.split()
+        if program == "podman":
+            at = words.index("IMAGE")
+            words[at] = image_tag(DEBIAN)
+            result = run(["podman", *RUNTIME, words[0], *LIMITS, *words[1:]], check=False)
+        else:
+            result = run([PROGRAM, words[0], "--config", self.broker.config, *words[1:]], check=False)
+        return result.stdout + result.stderr
+
+    def as_usual(self, text: str) -> str:
+        """Return the text with the places of an installed broker, and without what is another each time."""
+        text = text.replace(str(self.broker.config), "/etc/fusermount3-broker.toml")
+        text = text.replace(str(self.broker.directory / "control"), "/run/fusermount3-broker")
+        return without_chance(text)
+
+
+def without_chance(text: str) -> str:
+    """Return the text without ids, pids, times and widths of columns."""
+    text = re.sub(r"\blibpod-[0-9a-f]{17}\b", "CONTAINER", text)
+    text = re.sub(r"\b[0-9a-f]{8}\b", "ID", text)
+    text = re.sub(r"\b\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\b", "TIME", text)
+    text = re.sub(r"(?<= 1000 )\s*\d+\b", "PID", text)
+    return re.sub(r" +\n| {2,}", lambda found: "\n" if "\n" in found[0] else " ", text).strip()
+
+
+@contextlib.contextmanager
+def a_place(
+    *volumes: Volume,
+    configuration: str = "",
+    user: str = "user",
+    stand_in: bool = True,
+    proxy: bool = True,
+    socket: bool = True,
+) -> Iterator[Place]:
+    """A broker, a server, and a container in which something may be missing."""
+    with Broker(configuration) as broker:
+        directory, *helpers = broker.volumes()
+        given = [*([FUSE_STAND_IN] if stand_in else []), *(helpers if proxy else []), *([directory] if socket else [])]
+        options = Options(volumes=[*given, *volumes])
+        with Container(image_tag(DEBIAN), options=options) as container, sshd_for(container) as sshd:
+            for each in {user, "user"}:
+                introduce(sshd, container, each, SERVER)
+            container.exec(["mkdir", "other"], user="user", workdir=HOME)
+            yield Place(broker, container, user)
+
+
+@contextlib.contextmanager
+def mounted(configuration: str = "", user: str = "user", at: str = "mnt") -> Iterator[Place]:
+    """The same, where sshfs has mounted."""
+    with a_place(configuration=configuration, user=user) as place:
+        place.container.exec(["sshfs", f"{SERVER}:", at], user="user", workdir=HOME)
+        yield place
+
+
+@contextlib.contextmanager
+def left() -> Iterator[Place]:
+    """sshfs was killed, and the broker has not looked since."""
+    with mounted() as place:
+        place.container.exec(["pkill", "--signal", "KILL", "sshfs"])
+        wait_until(lambda: "not connected" in place.type("$", "stat mnt"))
+        yield place
+
+
+@contextlib.contextmanager
+def hanging() -> Iterator[Place]:
+    """sshfs was stopped, and somebody waits for it."""
+    with mounted("hung_seconds = 1") as place:
+        place.container.exec(["pkill", "--signal", "STOP", "sshfs"])
+        place.container.start(["ls", f"{HOME}/mnt"], user="user")
+        wait_until(lambda: [each["state"] for each in place.broker.mounts()] == ["hung"])
+        try:
+            yield place
+        finally:
+            place.container.exec(["pkill", "--signal", "CONT", "sshfs"], check=False)
+
+
+@contextlib.contextmanager
+def closed_device(directory: Path) -> Iterator[Place]:
+    """A /dev/fuse that only root may open, as that of a host without udev."""
+    device = directory / "fuse"
+    device.touch(0o600)
+    with a_place(Volume(device, "/dev/fuse"), stand_in=False) as place:
+        yield place
+
+
+#: Under which circumstances the box below each heading is typed.
+SCENES: dict[str, Callable[[], contextlib.AbstractContextManager[Place]]] = {
+    "Troubleshooting": a_place,
+    "fuse: device not found, try 'modprobe fuse' first": lambda: a_place(stand_in=False),
+    "mount failed: Operation not permitted": lambda: a_place(proxy=False),
+    "no broker at …": lambda: a_place(socket=False),
+    "user has no write access to mountpoint …": a_place,
+    "option allow_other only allowed if 'user_allow_other' is set in …": a_place,
+    "mounting over filesystem type 0x… is forbidden": lambda: a_place(user="root"),
+    "too many …": lambda: mounted("[limits]\nmounts = 1", at="other"),
+    "fusermount3: …: Permission denied": a_place,
+    "unresolvable CDI devices": a_place,
+    "Transport endpoint is not connected": left,
+    "Everything that touches it hangs": hanging,
+    "Permission denied, also for root": lambda: mounted(user="root"),
+    "Device or resource busy": mounted,
+    "entry for … not found in /etc/mtab": a_place,
+    "no broker answers at …": a_place,
+}
+
+
+@pytest.fixture
+def place(box: Box, tmp_path: Path) -> Iterator[Place]:
+    scene = SCENES.get(box.heading, lambda: closed_device(tmp_path))
+    with scene() as place:
+        if box.heading.startswith("no broker answers"):
+            place.broker.stop()
+        yield place
+        if box.heading.startswith("no broker answers"):
+            place.broker.start()
+
+
+@pytest.mark.parametrize("box", list(boxes()), ids=lambda box: box.heading)
+def test_a_box_shows_what_is_seen(box: Box, place: Place) -> None:
+    seen = ""
+    for prompt, command in box.typed:
+        command = re.sub(r"(?<=abort )\S+", lambda _: place.broker.mounts()[0]["request"], command)
+        seen += place.type(prompt, command)
+    assert place.as_usual(seen) == without_chance(box.shown)
+
+
+def test_each_scene_is_of_a_box() -> None:
+    assert SCENES.keys() <= {box.heading for box in boxes()}
