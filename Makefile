@@ -25,7 +25,7 @@ help:  ## list the targets
 .PHONY: venv
 venv: $(VENV)/installed  ## .venv with the broker, its dependencies, the tests' and the site's (fusermount3-broker is in .venv/bin)
 
-$(VENV)/installed: setup.cfg pyproject.toml | build-packages
+$(VENV)/installed: setup.cfg setup.py pyproject.toml | build-packages
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --use-pep517 --editable '.[test,docs]'
 	touch $@
@@ -49,6 +49,16 @@ images: deb venv | image-packages  ## container images of broker and proxy, with
 	rm -rf build/images
 	packaging/container/build build/deb build/images
 	$(VENV)/bin/python packaging/container/sbom.py build/images/*.tar
+
+# The names that PyPI takes. A static executable asks for no libc at all, and 2.17 is the oldest with a tag on both.
+WHEEL_PLATFORM_amd64 := manylinux_2_17_x86_64
+WHEEL_PLATFORM_arm64 := manylinux_2_17_aarch64
+
+.PHONY: wheel
+wheel: venv $(PROXY)  ## sdist, and a wheel with the static proxy, as PyPI takes them: build/dist/; ARCH=arm64: for that
+	FUSERMOUNT3PROXY_EXECUTABLE=$(abspath $(PROXY)) $(VENV)/bin/python -m build --no-isolation --outdir build/dist \
+		--config-setting=--build-option=--plat-name=$(WHEEL_PLATFORM_$(ARCH))
+	$(VENV)/bin/twine check --strict build/dist/*
 
 build/static/%/fusermount3-proxy: $(SOURCES) | build-packages
 	packaging/install-packages $(CROSS_PACKAGES_$*)

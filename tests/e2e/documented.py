@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = {path.name: path for path in (ROOT / "README.md", *sorted(DOCS.glob("*.md")))}
+PAGES = {path.name: path for path in (ROOT / "README.md", *sorted(DOCS.glob("*.md")), ROOT / "packaging/pypi.md")}
 
 CDI_DIRECTORY = Path("/etc/cdi")
 """Podman 4.3 looks here and in /var/run/cdi, and can't be told to look elsewhere."""
@@ -57,6 +57,11 @@ EXECUTED = {
     ("operations.md", "cp packaging/systemd"): _SOURCE,
     ("operations.md", "curl"): _SOURCE,
     ("programs.md", "FUSERMOUNT3PROXY_"): "test_other_names.py",
+    ("pypi.md", "apt-get install"): "test_pip.py",
+    ("pypi.md", "python3 -m venv"): "test_pip.py",
+    ("pypi.md", "cd /opt"): "test_pip.py",
+    ("pypi.md", "podman run"): "test_pip.py",
+    ("pypi.md", "fusermount3-broker cdi generate"): "test_pip.py",
 }
 
 #: By page and beginning of a block: why no test reads and executes it, and what is tested instead.

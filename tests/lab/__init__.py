@@ -9,9 +9,10 @@ Read in this order:
 - `programs`  FUSE programs of our own, compiled from tests/programs;
 - `sshd`      the other end of sshfs;
 - `node`, `kubelet`, `cluster`   what kubelet does with a pod, on a node of its own; `manifests` are how it knows the
-  pod, `csi` is how it speaks to the driver.
+  pod, `csi` is how it speaks to the driver;
+- `debian`, `pypi`   what is shipped, built as it is for a release, and machines on which it is installed.
 
-But for `broker` and `cluster`, nothing here knows the proxy or the broker: a test puts them into a container as a user
-would, as a volume.
+But for `broker`, `cluster` and these two, nothing here knows the proxy or the broker: a test puts them into a container
+as a user would, as a volume.
 The lab needs root and the Debian packages in the file `apt-packages` beside this one.
 """

@@ -1,1 +1,1 @@
-"""The Debian packages: built in clean trees, looked at, installed on machines of their own."""
+"""What is shipped, the Debian packages and what PyPI gets: built, looked at, installed on machines of its own."""

@@ -1,4 +1,4 @@
-"""Packages of each release, built once, and places to install them."""
+"""What is packaged, built once, and places to install it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.lab import debian
+from tests.lab import debian, pypi
 from tests.lab.commands import run
 from tests.lab.images import image_tag
 from tests.lab.podman import Container, Options, Volume
@@ -74,6 +74,12 @@ def installed(suite: str, archives: list[Volume]) -> Iterator[Machine]:
         machine = Machine(container)
         machine.apt("install", *debian.NAMES, *SHELLS, *READERS)
         yield machine
+
+
+@pytest.fixture(scope="session")
+def dist() -> Path:
+    """The directory that `make wheel` fills."""
+    return pypi.make_wheel(pypi.SOURCES)
 
 
 @pytest.fixture

@@ -2,15 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
+from tests.e2e.conftest import wait_until
+from tests.lab.podman import Container, Options
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from subprocess import CompletedProcess
 
-    from tests.lab.podman import Container
+    from tests.lab.podman import Volume
 
 HELPERS = ("/usr/bin/fusermount3", "/usr/bin/fusermount")
+#: As on a kernel's command line: Debian 13's systemd takes a host with hybrid cgroups only if it is told to, and a
+#: container has no modules to load.
+KERNEL = (
+    "systemd.unified_cgroup_hierarchy=0",
+    "SYSTEMD_CGROUP_ENABLE_LEGACY_FORCE=1",
+    "systemd.mask=systemd-modules-load.service",
+)
+
+
+@contextlib.contextmanager
+def booted(image: str, volumes: Sequence[Volume]) -> Iterator[Container]:
+    """Boot a machine. In the end it must have no FUSE mount, and no unit that failed."""
+    options = Options(privileged=True, volumes=volumes, extra=["--systemd=always"])
+    with Container(image, ["/sbin/init", *KERNEL], options) as container:
+
+        def is_running() -> bool:
+            said = container.exec(["systemctl", "is-system-running"], check=False).stdout
+            return said.strip() == "running"
+
+        wait_until(is_running, 60)
+        # What systemd and udev do on a machine, and leave undone in a container.
+        container.exec(["mount", "--make-rshared", "/"])
+        container.exec(["chmod", "0666", "/dev/fuse"])
+        yield container
+        assert container.fuse_mounts() == []
+        assert is_running()
 
 
 class Machine:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.conftest import wait_until
 from tests.lab import debian
 from tests.lab.images import image_tag
-from tests.lab.podman import Container, Options, Volume
+from tests.lab.podman import Volume
 from tests.lab.programs import whoamifs
+from tests.packaging import machines
 from tests.packaging.machines import Machine
 
 if TYPE_CHECKING:
@@ -26,32 +26,14 @@ SOCKET = "fusermount3-broker.socket"
 METRICS = "fusermount3-broker-metrics.socket"
 CONFIGURATION = "/etc/fusermount3-broker.toml"
 MOUNTPOINT = "/home/user/mnt"
-#: As on a kernel's command line: Debian 13's systemd takes a host with hybrid cgroups only if it is told to, and a
-#: container has no modules to load.
-KERNEL = (
-    "systemd.unified_cgroup_hierarchy=0",
-    "SYSTEMD_CGROUP_ENABLE_LEGACY_FORCE=1",
-    "systemd.mask=systemd-modules-load.service",
-)
 
 
 @pytest.fixture
 def booted(suite: str, archives: list[Volume], sources: Path) -> Iterator[Machine]:
     """A machine that has booted, and leaves no mount."""
-    options = Options(
-        privileged=True,
-        volumes=[*archives, Volume(whoamifs(), "/usr/local/bin/whoamifs"), Volume(sources, "/srv/sources")],
-        extra=["--systemd=always"],
-    )
-    with Container(image_tag(debian.machine(suite)), ["/sbin/init", *KERNEL], options) as container:
-        machine = Machine(container)
-        wait_until(lambda: machine.systemctl("is-system-running", check=False) == "running", 60)
-        # What systemd and udev do on a machine, and leave undone in a container.
-        machine.run("mount", "--make-rshared", "/")
-        machine.run("chmod", "0666", "/dev/fuse")
-        yield machine
-        assert container.fuse_mounts() == []
-        assert machine.systemctl("is-system-running") == "running"
+    volumes = [*archives, Volume(whoamifs(), "/usr/local/bin/whoamifs"), Volume(sources, "/srv/sources")]
+    with machines.booted(image_tag(debian.machine(suite)), volumes) as container:
+        yield Machine(container)
 
 
 def mount(machine: Machine) -> None:
