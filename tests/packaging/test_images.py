@@ -197,9 +197,9 @@ def substituted(words: list[str], places: dict[str, Path], names: dict[str, str]
 
 
 class ContainerOfBroker:
-    """The broker, as docs/containers.md runs it; `without` are options that are left out."""
+    """The broker, as docs/containers.md runs it, but for the option `without`."""
 
-    def __init__(self, image: str, directory: Path, without: str = "nothing") -> None:
+    def __init__(self, image: str, directory: Path, without: str = "") -> None:
         self.name = f"{PREFIX}{secrets.token_hex(4)}"
         self.sockets, state = directory / "sockets", directory / "state"
         for each in (self.sockets, state):
@@ -208,7 +208,9 @@ class ContainerOfBroker:
         names = {f"localhost/{BROKER}:{__version__}": image, BROKER: self.name}
         words = substituted(shlex.split(COMMANDS[BROKER][-1]), places, names)
         assert (words[:3], words[-1]) == (["podman", "run", "--detach"], image)
-        self.command = [*words[:2], *RUNTIME, *LIMITS, *(each for each in words[2:] if not each.startswith(without))]
+        kept = [each for each in words[2:] if not without or not each.startswith(without)]
+        assert len(kept) == len(words[2:]) - bool(without)
+        self.command = [*words[:2], *RUNTIME, *LIMITS, *kept]
 
     def __enter__(self) -> ContainerOfBroker:
         try:
