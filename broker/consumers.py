@@ -12,7 +12,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 
-from broker import connections, mounts, syscalls
+from broker import cgroups, connections, mounts, syscalls
 from broker.children import in_child
 from broker.descriptors import Descriptors
 from broker.mounts import Mount
@@ -59,7 +59,7 @@ def _namespaces(proc: int, pod: bytes, dead: int) -> Iterator[tuple[int, int]]:
     seen = set()
     for pid in connections.processes(proc):
         try:
-            if not _is_in_pod(proc, pid, pod):
+            if not is_in_pod(proc, pid, pod):
                 continue
             namespace = os.open(f"{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
             inode = os.fstat(namespace).st_ino
@@ -73,11 +73,11 @@ def _namespaces(proc: int, pod: bytes, dead: int) -> Iterator[tuple[int, int]]:
             os.close(namespace)
 
 
-def _is_in_pod(proc: int, pid: int, pod: bytes) -> bool:
-    """Whether a process is in the cgroup of the pod; systemd has "_" for "-" in its name. Raises OSError."""
+def is_in_pod(proc: int, pid: int, pod: bytes) -> bool:
+    """Whether a process is in the cgroup of the pod. Raises OSError."""
     descriptor = os.open(f"{pid}/cgroup", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
     with open(descriptor, "rb", buffering=0) as file:
-        return b"pod" + pod.replace(b"-", b"_") in file.readall().replace(b"-", b"_")
+        return cgroups.pod_of(file.readall()).encode() == pod
 
 
 def _is_dead_root(mount: Mount, dead: int) -> bool:
