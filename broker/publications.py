@@ -363,9 +363,8 @@ class Publications:
         except TimeoutError:
             raise Refusal(EAGAIN, b"%b: too many operations of this pod are under way" % prefix) from None
         try:
-            operation = self._front.mounter.begin(start, [])
+            operation = await self._begin_in_place(start, account)
         except MounterFailed as error:
-            self._places.give_back(account)
             self._front.log(log.ERROR, str(error))
             raise Refusal(EAGAIN, b"%b: the broker's mounter takes no requests" % prefix) from None
         begun = time.monotonic()
@@ -380,6 +379,14 @@ class Publications:
             raise Refusal(problem, b"%b: %b" % (prefix, os.strerror(problem).encode())) from None
         finally:
             self._places.give_back_after(account, operation)
+
+    async def _begin_in_place(self, start: Start, account: AccountName) -> Operation:
+        """Have a child begin in the account's place, which is given back if none does. Raises MounterFailed."""
+        try:
+            return await self._front.mounter.begin(start, [])
+        except BaseException:
+            self._places.give_back(account)
+            raise
 
     async def _told(self, operation: str, target: bytes, volume: Volume | None, work: Coroutine[Any, Any, str]) -> None:
         """Have `work` done, whose result is a word; write the one record of it. Raises Refusal."""

@@ -87,7 +87,7 @@ class Front:
             del self._unanswered[question.number]
 
     async def say(self, record: requests.Record) -> None:
-        """Say it as soon as there is room: only few records may wait (net.unix.max_dgram_qlen). Raises OSError."""
+        """Say it as soon as there is room. Raises OSError."""
         async with self._sending:
             await asyncio.get_running_loop().sock_sendall(self._channel.socket, requests.dump(record))
 

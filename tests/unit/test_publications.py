@@ -53,7 +53,7 @@ class FakeMounter:
         self._connect = connect
         self._children: set[asyncio.Task[None]] = set()
 
-    def begin(self, start: Any, descriptors: list[int]) -> Operation:
+    async def begin(self, start: Any, descriptors: list[int]) -> Operation:
         assert not descriptors
         if self.failure and self.failure.step == b"begin":
             raise MounterFailed("no")
