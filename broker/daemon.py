@@ -12,7 +12,7 @@ import socket
 import sqlite3
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -142,35 +142,34 @@ async def _run(front: Front, supervisor: socket.socket, sockets: _Sockets) -> No
         supervisor.send(orders.dump(orders.Ready()))
         watching = asyncio.create_task(Watch(front).run())
         server = Server(front)
-        async with _watched(front, sockets.metrics, stop), _published(front, server, sockets.plugin):
-            await server.run(sockets.callers, stop)
+        with closing(Health(front.mounter, stop)) as health:
+            async with _watched(front, health, sockets.metrics), _published(front, health, server, sockets.plugin):
+                await server.run(sockets.callers, stop)
         watching.cancel()
 
 
 @asynccontextmanager
-async def _watched(front: Front, listener: socket.socket | None, stop: asyncio.Event) -> AsyncIterator[None]:
+async def _watched(front: Front, health: Health, listener: socket.socket | None) -> AsyncIterator[None]:
     """Tell metrics and health on `listener`, if there is one, for as long as the block runs."""
     if listener is None:
         yield
         return
-    health = Health(front.mounter, stop)
     serving = asyncio.create_task(Endpoint(front, health).serve(listener))
     try:
         yield
     finally:
-        health.close()
         serving.cancel()
         await asyncio.wait([serving])
 
 
 @asynccontextmanager
-async def _published(front: Front, server: Server, plugin: socket.socket | None) -> AsyncIterator[None]:
+async def _published(front: Front, health: Health, server: Server, plugin: socket.socket | None) -> AsyncIterator[None]:
     """Serve volumes, and the plugin that asks for them, if there is one, for as long as the block runs."""
     if plugin is None or front.volumes is None:
         yield
         return
     publications = Publications(front, front.volumes, server, VolumeCall, OldCall)
-    desk = Desk(front, publications, plugin)
+    desk = Desk(front, publications, health, plugin)
     working = [asyncio.create_task(publications.restore()), asyncio.create_task(desk.run())]
     try:
         yield
