@@ -16,7 +16,7 @@ import secrets
 import select
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager, suppress
 from errno import EAGAIN, EBUSY, EEXIST, EIO, ENOENT, ETIMEDOUT
 from functools import partial
@@ -56,6 +56,9 @@ _AT_ONCE, _FOR_A_POD = 32, 8
 _MOST_SOCKETS = 2
 #: Seconds for which a pod's operations wait for each other, and for which all that an unpublish takes is waited for.
 _PATIENCE = 60
+#: Seconds between looks for the emptyDir of a new volume, about two and a half in all: kubelet makes it at the same
+#: time as it has the volume published.
+_LOOK_AGAIN = [0.01 * 2**number for number in range(8)]
 
 
 class PublishedOtherwise(Refusal):
@@ -212,7 +215,7 @@ class Publications:
             if not known:
                 self._volumes.add(volume)  # before it is made: it has to be taken away even if this is killed now
             try:
-                return "published" if await self._make(volume) else "unchanged"
+                return "published" if await self._make(volume, () if known else _LOOK_AGAIN) else "unchanged"
             except Refusal:
                 if not known:
                     await self._give_up(volume)
@@ -233,8 +236,11 @@ class Publications:
                 % rival.id,
             )
 
-    async def _make(self, volume: Volume) -> bool:
-        """Have the mounter make what is missing of the volume, and serve it; whether anything was. Raises Refusal."""
+    async def _make(self, volume: Volume, pauses: Iterable[float]) -> bool:
+        """Have the mounter make what is missing of the volume, and serve it; whether anything was. Raises Refusal.
+
+        Where kubelet's directories for it are not there yet, it is tried again after each of these pauses, in seconds.
+        """
         known = self._served.get(volume.target)
         start = StartPublish(
             seconds=self._seconds,
@@ -244,8 +250,7 @@ class Publications:
             old_clients=volume.old_clients,
             serving=known is not None,
         )
-        async with self._operation(b"cannot publish the volume", volume, start) as operation:
-            _, descriptors = await operation.expect_with_descriptors(Published, _MOST_SOCKETS)
+        descriptors = await self._sockets(volume, start, pauses)
         publication = known or Publication(volume, self._volumes)
         self._served[volume.target] = publication
         if descriptors:
@@ -254,6 +259,20 @@ class Publications:
             return bool(descriptors)
         await self._mount_eagerly(publication)
         return True
+
+    async def _sockets(self, volume: Volume, start: StartPublish, pauses: Iterable[float]) -> list[int]:
+        """Have the mounter make the volume, as `_make`; return its new sockets. While it pauses, this has no place of
+        the mounter's."""
+        for pause in pauses:
+            try:
+                return await self._sockets(volume, start, ())
+            except Refusal as refusal:
+                if refusal.errno != ENOENT:
+                    raise
+            await asyncio.sleep(pause)
+        async with self._operation(b"cannot publish the volume", volume, start) as operation:
+            _, descriptors = await operation.expect_with_descriptors(Published, _MOST_SOCKETS)
+        return descriptors
 
     async def _give_up(self, volume: Volume) -> None:
         """Take away what has been made of a volume that can't be published."""
