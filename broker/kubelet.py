@@ -33,7 +33,8 @@ _UNMOVED = 1
 def publish(opened: Descriptors, talk: Conversation, start: plan.StartPublish) -> None:
     """Make what a volume needs; if that fails, nothing of it that is new stays."""
     if not (
-        invariants.allow_target(start.target) and invariants.allow_socket(start.directory, start.name, start.target)
+        invariants.allow_target(start.target)
+        and invariants.allow_socket(start.directory, start.name, start.nonce, start.target)
     ):
         raise StepError(errno.EPERM, "check the volume")
     os.fchdir(opened.proc)
@@ -59,7 +60,7 @@ def _sockets(talk: Conversation, directory: int, start: plan.StartPublish, undon
     listeners = []
     for name, kind in kinds.items():
         with talk.bounded(f"make the socket {_text(name)}"):
-            listeners.append(_listen(directory, name, kind))
+            listeners.append(_listen(directory, name, kind, _unfinished(start.nonce)))
             undone.callback(_remove_socket, directory, name)
     return listeners
 
@@ -68,14 +69,14 @@ def _text(name: bytes) -> str:
     return name.decode("utf-8", "backslashreplace")
 
 
-def _listen(directory: int, name: bytes, kind: socket.SocketKind) -> socket.socket:
+def _listen(directory: int, name: bytes, kind: socket.SocketKind, new: bytes) -> socket.socket:
     """Return a listening socket that is new in a directory, in place of one of the broker's. Raises OSError.
 
-    It is marked and listened on before it has its name, so that there never is one that isn't.
+    It is marked and listened on before it has its name, so that there never is one that isn't; until then it is `new`.
     """
     listener = socket.socket(socket.AF_UNIX, kind)
-    new = b".%b.%b" % (_PREFIX, os.urandom(8).hex().encode())
     try:
+        _remove_unfinished(directory, new)
         with _working_in(directory):
             before = os.umask(_UMASK)
             try:
@@ -96,7 +97,19 @@ def _listen(directory: int, name: bytes, kind: socket.SocketKind) -> socket.sock
     return listener
 
 
-_PREFIX = b"fusermount3-broker"
+def _unfinished(nonce: bytes) -> bytes:
+    """Return what a socket of a volume is called before it has its name."""
+    return b".fusermount3-broker.%b" % nonce
+
+
+def _remove_unfinished(directory: int, name: bytes) -> None:
+    """Remove what a child has left that was killed before its socket had its name. Raises OSError.
+
+    Nobody but the broker knows the name at which that is. One that somebody has is another child's, which lives.
+    """
+    with suppress(FileNotFoundError), _looking(directory, name) as entry:
+        if stat.S_ISSOCK(os.fstat(entry).st_mode) and _connect_to(entry) == errno.ECONNREFUSED:
+            os.unlink(name, dir_fd=directory)
 
 
 @contextmanager
@@ -131,16 +144,21 @@ def _is_own_socket(directory: int, name: bytes) -> bool:
 
 
 def _is_served(directory: int, name: bytes) -> bool:
-    """Whether an entry is a socket that the broker made, and that somebody has.
-
-    A connection of another type is refused either way, without a word to who has the socket (net/unix/af_unix.c,
-    unix_find_bsd): with EPROTOTYPE only if somebody has.
-    """
+    """Whether an entry is a socket that the broker made, and that somebody has."""
     with suppress(OSError), _looking(directory, name) as entry:
         if stat.S_ISSOCK(os.fstat(entry).st_mode) and marks.is_marked(entry):
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
-                return probe.connect_ex(b"self/fd/%d" % entry) == errno.EPROTOTYPE
+            return _connect_to(entry) == errno.EPROTOTYPE
     return False
+
+
+def _connect_to(entry: int) -> int:
+    """Return the errno with which a connection to a socket is refused.
+
+    It is one of another type, so who has the socket hears nothing of it (net/unix/af_unix.c, unix_find_bsd): EPROTOTYPE
+    if somebody has, ECONNREFUSED if nobody has.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+        return probe.connect_ex(b"self/fd/%d" % entry)
 
 
 def _remove_socket(directory: int, name: bytes) -> None:
@@ -153,7 +171,7 @@ def unpublish(opened: Descriptors, talk: Conversation, start: plan.StartUnpublis
     """Take a volume away, whatever is left of it."""
     if not invariants.allow_target(start.target):
         raise StepError(errno.EPERM, "check the volume")
-    if start.directory and not invariants.allow_socket(start.directory, start.name, start.target):
+    if start.directory and not invariants.allow_socket(start.directory, start.name, start.nonce, start.target):
         raise StepError(errno.EPERM, "check the volume")
     os.fchdir(opened.proc)
     with talk.bounded("remove the sockets"):
@@ -183,6 +201,7 @@ def _remove_sockets(opened: Descriptors, start: plan.StartUnpublish) -> None:
         for name in (start.name, start.name + SECOND_SOCKET):
             with suppress(OSError):
                 _remove_socket(directory, name)
+        _remove_unfinished(directory, _unfinished(start.nonce))
 
 
 class _Left:

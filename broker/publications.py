@@ -215,7 +215,7 @@ class Publications:
             if not known:
                 self._volumes.add(volume)  # before it is made: it has to be taken away even if this is killed now
             try:
-                return "published" if await self._make(volume, () if known else _LOOK_AGAIN) else "unchanged"
+                return "published" if await self._make(known or volume, () if known else _LOOK_AGAIN) else "unchanged"
             except Refusal:
                 if not known:
                     await self._give_up(volume)
@@ -249,6 +249,7 @@ class Publications:
             name=volume.name,
             old_clients=volume.old_clients,
             serving=known is not None,
+            nonce=volume.nonce,
         )
         descriptors = await self._sockets(volume, start, pauses)
         publication = known or Publication(volume, self._volumes)
@@ -296,8 +297,8 @@ class Publications:
         if publication := self._served.pop(target, None):
             await self._serve(publication, [])
             publication.end()
-        directory, name = (volume.directory, volume.name) if volume else (b"", b"")
-        start = StartUnpublish(self._seconds, target, directory, name)
+        socket = (volume.directory, volume.name, volume.nonce) if volume else (b"", b"", b"")
+        start = StartUnpublish(self._seconds, target, *socket)
         async with self._operation(b"cannot unpublish the volume", volume, start) as operation:
             operation.patience = _PATIENCE  # several steps, each of which is bounded
             await operation.expect(Unpublished)

@@ -24,7 +24,7 @@ from broker.descriptors import Descriptors
 from tests.e2e.conftest import wait_until
 from tests.e2e.hostile import in_private_namespace
 from tests.e2e.owned_front import PATIENCE, a_plan
-from tests.e2e.volumes import SOCKET, Program, Volume, a_volume, publish, serve, stat, unpublish
+from tests.e2e.volumes import NONCE, SOCKET, Program, Volume, a_volume, publish, serve, stat, unpublish
 from tests.lab import tinyfuse
 from tests.lab.commands import run
 from tests.lab.podman import mountinfo
@@ -168,6 +168,69 @@ def test_what_the_pod_has_where_a_socket_should_be_is_named_and_left_alone(
     with_volume(tmp_path, body)
 
 
+UNFINISHED = f".fusermount3-broker.{NONCE.decode()}"
+"""What a socket of the volume is called before it has its name."""
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_what_a_killed_child_has_left_unfinished_is_removed_and_nothing_like_it(marked: bool, tmp_path: Path) -> None:
+    def body(front: OwnedFront, volume: Volume) -> None:
+        for act in (publish, unpublish):
+            publish(front, volume)
+            left = volume.empty_dir / UNFINISHED
+            plant_socket(left)
+            for name in (
+                UNFINISHED[:-1],
+                f"{UNFINISHED}0",
+                ".fusermount3-broker.",
+                ".fusermount3-broker.fedcba9876543210",
+            ):
+                plant_socket(volume.empty_dir / name)
+            plant_file(volume.empty_dir / ".fusermount3-broker.file")
+            if marked:
+                os.setxattr(left, marks.MARK, b"1")
+            before = tree(volume.empty_dir)
+            act(front, volume)
+            gone = {str(left)} if act is publish else {str(left), str(volume.empty_dir / SOCKET)}
+            after = tree(volume.empty_dir)
+            assert before.keys() - after.keys() == gone
+            for path in [*volume.empty_dir.iterdir()]:
+                if path.name != SOCKET:
+                    assert after[str(path)] == before[str(path)]
+                    path.unlink()
+
+    with_volume(tmp_path, body)
+
+
+@pytest.mark.parametrize("plant", [plant_link, plant_dangling_link, plant_fifo, plant_directory, plant_file])
+def test_what_is_no_socket_was_not_left_unfinished(plant: Callable[[Path], None], tmp_path: Path) -> None:
+    def body(front: OwnedFront, volume: Volume) -> None:
+        plant(volume.empty_dir / UNFINISHED)
+        before = tree(volume.empty_dir)
+        said = front.begin(volume.start_publish()).hear()
+        assert said == plan.Failed(errno.EADDRINUSE, f"make the socket {SOCKET}".encode())
+        unpublish(front, volume)
+        assert tree(volume.empty_dir) == before
+
+    with_volume(tmp_path, body)
+
+
+def test_what_another_child_is_about_to_finish_stays(tmp_path: Path) -> None:
+    def body(front: OwnedFront, volume: Volume) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as others:
+            os.chdir(volume.empty_dir)
+            others.bind(UNFINISHED)
+            said = front.begin(volume.start_publish()).hear()
+            assert said == plan.Failed(errno.EADDRINUSE, f"make the socket {SOCKET}".encode())
+            unpublish(front, volume)
+            assert [each.name for each in volume.empty_dir.iterdir()] == [UNFINISHED]
+        for each in publish(front, volume):
+            os.close(each)
+        assert [each.name for each in volume.empty_dir.iterdir()] == [SOCKET]
+
+    with_volume(tmp_path, body)
+
+
 @pytest.mark.parametrize("plant", [plant_link, plant_dangling_link, plant_fifo, plant_file, plant_socket])
 def test_nothing_is_followed_on_the_way_to_the_emptydir(plant: Callable[[Path], None], tmp_path: Path) -> None:
     """A pod can't change that, but its volumes may be on a filesystem of somebody else's."""
@@ -237,9 +300,9 @@ def test_a_directory_in_which_something_is_becomes_no_target(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "start",
     [
-        plan.StartPublish(PATIENCE, b"../x", b"pods/a/volumes/kubernetes.io~empty-dir/b", b"s", False, False),
-        plan.StartPublish(PATIENCE, b"x", b"plugins", b"s", False, False),
-        plan.StartUnpublish(PATIENCE, b"pods/a", b"", b""),
+        plan.StartPublish(PATIENCE, b"../x", b"pods/a/volumes/kubernetes.io~empty-dir/b", b"s", False, False, NONCE),
+        plan.StartPublish(PATIENCE, b"x", b"plugins", b"s", False, False, NONCE),
+        plan.StartUnpublish(PATIENCE, b"pods/a", b"", b"", b""),
         plan.StartStat(PATIENCE, b"/etc"),
         plan.StartEager(PATIENCE, b"pods/../x", plan.NO_GROUP),
     ],

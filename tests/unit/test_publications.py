@@ -370,7 +370,7 @@ def test_nobody_is_served_on_a_volume_that_is_gone(run: Run) -> None:
 def test_what_is_not_known_is_looked_for_all_the_same(run: Run) -> None:
     async def test(scene: Scene) -> None:
         await scene.publications.unpublish(b"a/target")
-        assert scene.mounter.started == [plan.StartUnpublish(5, b"a/target", b"", b"")]
+        assert scene.mounter.started == [plan.StartUnpublish(5, b"a/target", b"", b"", b"")]
 
     run(test)
 

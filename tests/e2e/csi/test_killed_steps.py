@@ -47,12 +47,6 @@ def end(cluster: Cluster, part: str) -> None:
         kill(cluster.broker, part)
 
 
-def is_unfinished(path: Path) -> bool:
-    """Whether it is a socket that the broker had not given its name yet when all of it was killed. Nobody knows it then
-    for the broker's, and it goes with its directory."""
-    return path.name.startswith(".fusermount3-broker.") and path.is_socket()
-
-
 parts = pytest.mark.parametrize("part", [FRONT, MOUNTER, PLUGIN, BROKER])
 
 
@@ -70,7 +64,7 @@ def test_publish(cluster: Cluster, tmp_path: Path, step: str, part: str) -> None
         # What another front or mounter makes, or does away with, comes a moment later.
         wait_until(lambda: [each.fstype for each in cluster.node.mounts(running.target())] == ["tmpfs", "fuse"])
         sockets = running.volume_path(EmptyDir(SOCKETS))
-        wait_until(lambda: [path.name for path in sockets.iterdir() if not is_unfinished(path)] == [SOCKET])
+        wait_until(lambda: [path.name for path in sockets.iterdir()] == [SOCKET])
 
 
 @parts
