@@ -26,6 +26,8 @@ from broker.targets import Target, is_placeholder, open_beneath
 _BACKLOG = 16
 #: By whom a volume's socket may be connected to: who is in the pod, whatever the uid. The front asks who it is.
 _UMASK = 0o111
+#: Children that may be about to make a socket of a volume.
+_AT_ONCE = 4
 #: Seconds in which the requests that wait in a connection don't move, when its volume is gone, before it is aborted.
 _UNMOVED = 1
 
@@ -44,10 +46,17 @@ def publish(opened: Descriptors, talk: Conversation, start: plan.StartPublish) -
             directory = open_beneath(opened.kubelet, start.directory)
             held.callback(os.close, directory)
         listeners = _sockets(talk, directory, start, undone)
+        _check_wanted(talk)
         with talk.bounded("make the target"), Target(opened, start.target) as target, target.alone(talk.seconds):
             target.make()
-        undone.pop_all()
         talk.say(plan.Published(), *(each.fileno() for each in listeners))
+        undone.pop_all()
+
+
+def _check_wanted(talk: Conversation) -> None:
+    """Raise HungUp if the front is gone: the next one may have taken the volume away since."""
+    if talk.is_over(0):
+        raise HungUp
 
 
 def _sockets(talk: Conversation, directory: int, start: plan.StartPublish, undone: ExitStack) -> list[socket.socket]:
@@ -59,9 +68,11 @@ def _sockets(talk: Conversation, directory: int, start: plan.StartPublish, undon
         return []
     listeners = []
     for name, kind in kinds.items():
+        _check_wanted(talk)
         with talk.bounded(f"make the socket {_text(name)}"):
-            listeners.append(_listen(directory, name, kind, _unfinished(start.nonce)))
-            undone.callback(_remove_socket, directory, name)
+            listener, inode = _listen(directory, name, kind, start.nonce)
+            listeners.append(listener)
+            undone.callback(_remove_socket, directory, name, inode)
     return listeners
 
 
@@ -69,24 +80,22 @@ def _text(name: bytes) -> str:
     return name.decode("utf-8", "backslashreplace")
 
 
-def _listen(directory: int, name: bytes, kind: socket.SocketKind, new: bytes) -> socket.socket:
-    """Return a listening socket that is new in a directory, in place of one of the broker's. Raises OSError.
+def _listen(directory: int, name: bytes, kind: socket.SocketKind, nonce: bytes) -> tuple[socket.socket, int]:
+    """Return a listening socket that is new in a directory, in place of one of the broker's, and its inode. Raises
+    OSError.
 
-    It is marked and listened on before it has its name, so that there never is one that isn't; until then it is `new`.
+    It is marked and listened on before it has its name, so that there never is one that isn't.
     """
     listener = socket.socket(socket.AF_UNIX, kind)
     try:
-        _remove_unfinished(directory, new)
+        _remove_unfinished(directory, nonce)
         with _working_in(directory):
-            before = os.umask(_UMASK)
-            try:
-                listener.bind(new)
-            finally:
-                os.umask(before)
+            new = _bind(listener, nonce)
         try:
             listener.listen(_BACKLOG)
             with _looking(directory, new) as entry:
                 marks.mark(entry)
+                inode = os.fstat(entry).st_ino
             _remove_socket(directory, name)
             os.link(new, name, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False)
         finally:
@@ -94,22 +103,42 @@ def _listen(directory: int, name: bytes, kind: socket.SocketKind, new: bytes) ->
     except OSError:
         listener.close()
         raise
-    return listener
+    return listener, inode
 
 
-def _unfinished(nonce: bytes) -> bytes:
-    """Return what a socket of a volume is called before it has its name."""
-    return b".fusermount3-broker.%b" % nonce
+def _bind(listener: socket.socket, nonce: bytes) -> bytes:
+    """Bind a socket in the working directory, and return its name, which nobody has. Raises OSError."""
+    before = os.umask(_UMASK)
+    try:
+        for new in _unfinished(nonce):
+            try:
+                listener.bind(new)
+                return new
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+    finally:
+        os.umask(before)
+    raise OSError(errno.EADDRINUSE, "other children have all of these names")
 
 
-def _remove_unfinished(directory: int, name: bytes) -> None:
-    """Remove what a child has left that was killed before its socket had its name. Raises OSError.
+def _unfinished(nonce: bytes) -> list[bytes]:
+    """Return what a socket of a volume may be called before it has its name.
 
-    Nobody but the broker knows the name at which that is. One that somebody has is another child's, which lives.
+    More than one: the child of an earlier front or mounter may still be about to finish its own.
     """
-    with suppress(FileNotFoundError), _looking(directory, name) as entry:
-        if stat.S_ISSOCK(os.fstat(entry).st_mode) and _connect_to(entry) == errno.ECONNREFUSED:
-            os.unlink(name, dir_fd=directory)
+    return [b".fusermount3-broker.%b.%d" % (nonce, number) for number in range(_AT_ONCE)]
+
+
+def _remove_unfinished(directory: int, nonce: bytes) -> None:
+    """Remove what children have left that were killed before their sockets had their names. Raises OSError.
+
+    Nobody but the broker knows the names at which that is. One that somebody has is another child's, which lives.
+    """
+    for name in _unfinished(nonce):
+        with suppress(FileNotFoundError), _looking(directory, name) as entry:
+            if stat.S_ISSOCK(os.fstat(entry).st_mode) and _connect_to(entry) == errno.ECONNREFUSED:
+                os.unlink(name, dir_fd=directory)
 
 
 @contextmanager
@@ -134,11 +163,12 @@ def _looking(directory: int, name: bytes) -> Iterator[int]:
         os.close(entry)
 
 
-def _is_own_socket(directory: int, name: bytes) -> bool:
-    """Whether an entry is a socket that the broker made."""
+def _is_own_socket(directory: int, name: bytes, inode: int | None) -> bool:
+    """Whether an entry is a socket that the broker made: any, or that with this inode."""
     try:
         with _looking(directory, name) as entry:
-            return stat.S_ISSOCK(os.fstat(entry).st_mode) and marks.is_marked(entry)
+            status = os.fstat(entry)
+            return stat.S_ISSOCK(status.st_mode) and marks.is_marked(entry) and inode in (None, status.st_ino)
     except OSError:
         return False
 
@@ -161,9 +191,9 @@ def _connect_to(entry: int) -> int:
         return probe.connect_ex(b"self/fd/%d" % entry)
 
 
-def _remove_socket(directory: int, name: bytes) -> None:
-    """Remove a socket that the broker made. Raises OSError."""
-    if _is_own_socket(directory, name):
+def _remove_socket(directory: int, name: bytes, inode: int | None = None) -> None:
+    """Remove a socket that the broker made; with `inode`, only that one. Raises OSError."""
+    if _is_own_socket(directory, name, inode):
         os.unlink(name, dir_fd=directory)
 
 
@@ -201,7 +231,7 @@ def _remove_sockets(opened: Descriptors, start: plan.StartUnpublish) -> None:
         for name in (start.name, start.name + SECOND_SOCKET):
             with suppress(OSError):
                 _remove_socket(directory, name)
-        _remove_unfinished(directory, _unfinished(start.nonce))
+        _remove_unfinished(directory, start.nonce)
 
 
 class _Left:

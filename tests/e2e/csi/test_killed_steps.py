@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.conftest import wait_until
 from tests.e2e.csi.pods import SOCKET, SOCKETS, consumer, pod
-from tests.e2e.csi.test_broker_restarts import PLUGIN, end_at_once
+from tests.e2e.csi.test_broker_restarts import PLUGIN, end_at_once, end_supervisor
 from tests.e2e.hostile import slow
 from tests.lab.faults import FRONT, MOUNTER, kill
 from tests.lab.manifests import EmptyDir
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
-BROKER = "broker"
+BROKER, SUPERVISOR = "broker", "supervisor"
 PUBLISH = ["bind", "listen", "setxattr", "linkat", "unlinkat", "mkdirat", "fsmount", "move_mount"]
 UNPUBLISH = ["unlinkat", "umount2"]
 HELD = 0.5
@@ -43,11 +43,13 @@ def cluster(run_cluster: RunCluster) -> Cluster:
 def end(cluster: Cluster, part: str) -> None:
     if part == BROKER:
         end_at_once(cluster)
+    elif part == SUPERVISOR:
+        end_supervisor(cluster)
     else:
         kill(cluster.broker, part)
 
 
-parts = pytest.mark.parametrize("part", [FRONT, MOUNTER, PLUGIN, BROKER])
+parts = pytest.mark.parametrize("part", [FRONT, MOUNTER, PLUGIN, BROKER, SUPERVISOR])
 
 
 @parts

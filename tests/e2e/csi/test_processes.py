@@ -27,7 +27,8 @@ from fusermount3_proxy import wire
 from fusermount3_proxy.wire import VolumeRequest
 from tests.e2e.conftest import wait_until
 from tests.e2e.csi.pods import DRIVER
-from tests.e2e.hostile import COMMIT, PATIENCE, Client
+from tests.e2e.csi.test_broker_restarts import end_supervisor
+from tests.e2e.hostile import COMMIT, PATIENCE, Client, slow
 from tests.lab.cluster import Cluster
 from tests.lab.csi import CsiError
 
@@ -397,6 +398,28 @@ def _try(pod: Pod, call: str, timing: str) -> None:
             pod.publish(mountTiming=timing)
         else:
             pod.unpublish()
+
+
+@pytest.mark.parametrize(
+    ("call", "step"), [("publish", "setxattr"), ("publish", "move_mount"), ("unpublish", "umount2")]
+)
+def test_the_next_broker_waits_for_no_child_of_one_whose_supervisor_was_killed(
+    cluster: Cluster, tmp_path: Path, call: str, step: str
+) -> None:
+    pod = Pod(cluster)
+    if call == "unpublish":
+        pod.publish()
+    log = tmp_path / "strace"
+    with slow(cluster.broker, step, PATIENCE, log):
+        asking = threading.Thread(target=_try, args=(pod, call, "onConnect"))
+        asking.start()
+        wait_until(lambda: f"{step}(" in log.read_text())
+        end_supervisor(cluster)
+        pod.publish()
+        os.close(pod.mount())
+        pod.unpublish()
+    asking.join(PATIENCE)
+    pod.remove()
 
 
 def test_a_hundred_volumes_come_and_go_at_once(cluster: Cluster) -> None:
