@@ -45,16 +45,20 @@ def publish(opened: Descriptors, talk: Conversation, start: plan.StartPublish) -
             assert opened.kubelet is not None
             directory = open_beneath(opened.kubelet, start.directory)
             held.callback(os.close, directory)
-        listeners = _sockets(talk, directory, start, undone)
-        _check_wanted(talk)
+        try:
+            listeners = _sockets(talk, directory, start, undone)
+            _check_wanted(talk)
+        except HungUp:
+            undone.pop_all()  # what is there by now may be the next front's
+            raise
         with talk.bounded("make the target"), Target(opened, start.target) as target, target.alone(talk.seconds):
             target.make()
-        talk.say(plan.Published(), *(each.fileno() for each in listeners))
         undone.pop_all()
+        talk.say(plan.Published(), *(each.fileno() for each in listeners))
 
 
 def _check_wanted(talk: Conversation) -> None:
-    """Raise HungUp if the front is gone: the next one may have taken the volume away since."""
+    """Raise HungUp if the front is gone: the next one may have made the volume, or have taken it away, since."""
     if talk.is_over(0):
         raise HungUp
 
@@ -68,11 +72,9 @@ def _sockets(talk: Conversation, directory: int, start: plan.StartPublish, undon
         return []
     listeners = []
     for name, kind in kinds.items():
-        _check_wanted(talk)
         with talk.bounded(f"make the socket {_text(name)}"):
-            listener, inode = _listen(directory, name, kind, start.nonce)
-            listeners.append(listener)
-            undone.callback(_remove_socket, directory, name, inode)
+            listeners.append(_listen(talk, directory, name, kind, start.nonce))
+            undone.callback(_remove_socket, directory, name)
     return listeners
 
 
@@ -80,9 +82,8 @@ def _text(name: bytes) -> str:
     return name.decode("utf-8", "backslashreplace")
 
 
-def _listen(directory: int, name: bytes, kind: socket.SocketKind, nonce: bytes) -> tuple[socket.socket, int]:
-    """Return a listening socket that is new in a directory, in place of one of the broker's, and its inode. Raises
-    OSError.
+def _listen(talk: Conversation, directory: int, name: bytes, kind: socket.SocketKind, nonce: bytes) -> socket.socket:
+    """Return a listening socket that is new in a directory, in place of one of the broker's. Raises OSError, HungUp.
 
     It is marked and listened on before it has its name, so that there never is one that isn't.
     """
@@ -95,7 +96,7 @@ def _listen(directory: int, name: bytes, kind: socket.SocketKind, nonce: bytes) 
             listener.listen(_BACKLOG)
             with _looking(directory, new) as entry:
                 marks.mark(entry)
-                inode = os.fstat(entry).st_ino
+            _check_wanted(talk)
             _remove_socket(directory, name)
             os.link(new, name, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False)
         finally:
@@ -103,7 +104,7 @@ def _listen(directory: int, name: bytes, kind: socket.SocketKind, nonce: bytes) 
     except OSError:
         listener.close()
         raise
-    return listener, inode
+    return listener
 
 
 def _bind(listener: socket.socket, nonce: bytes) -> bytes:
@@ -163,12 +164,11 @@ def _looking(directory: int, name: bytes) -> Iterator[int]:
         os.close(entry)
 
 
-def _is_own_socket(directory: int, name: bytes, inode: int | None) -> bool:
-    """Whether an entry is a socket that the broker made: any, or that with this inode."""
+def _is_own_socket(directory: int, name: bytes) -> bool:
+    """Whether an entry is a socket that the broker made."""
     try:
         with _looking(directory, name) as entry:
-            status = os.fstat(entry)
-            return stat.S_ISSOCK(status.st_mode) and marks.is_marked(entry) and inode in (None, status.st_ino)
+            return stat.S_ISSOCK(os.fstat(entry).st_mode) and marks.is_marked(entry)
     except OSError:
         return False
 
@@ -191,9 +191,9 @@ def _connect_to(entry: int) -> int:
         return probe.connect_ex(b"self/fd/%d" % entry)
 
 
-def _remove_socket(directory: int, name: bytes, inode: int | None = None) -> None:
-    """Remove a socket that the broker made; with `inode`, only that one. Raises OSError."""
-    if _is_own_socket(directory, name, inode):
+def _remove_socket(directory: int, name: bytes) -> None:
+    """Remove a socket that the broker made. Raises OSError."""
+    if _is_own_socket(directory, name):
         os.unlink(name, dir_fd=directory)
 
 

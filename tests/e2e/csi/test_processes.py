@@ -432,6 +432,25 @@ def test_a_hundred_volumes_come_and_go_at_once(cluster: Cluster) -> None:
     assert cluster.node.mounts() == []
 
 
+def test_a_burst_waits_for_a_mounter_that_is_stopped(cluster: Cluster) -> None:
+    pods = [Pod(cluster) for _ in range(64)]
+    mounter = cluster.broker.mounter
+    stopped = [mounter, *mounter.children(recursive=True)]
+    with ThreadPoolExecutor(len(pods)) as kubelet:
+        for each in stopped:
+            each.suspend()
+        try:
+            publishing = [kubelet.submit(pod.publish) for pod in pods]
+            time.sleep(0.5)
+            assert not any(call.done() for call in publishing)
+        finally:
+            for each in stopped:
+                each.resume()
+        for call in publishing:
+            call.result(PATIENCE)
+        list(kubelet.map(Pod.remove, pods))
+
+
 def test_kubelet_is_answered_by_the_next_front(pod: Pod) -> None:
     """The one that it has asked is killed before it answers."""
     front = pod.cluster.broker.front
