@@ -48,12 +48,14 @@ def restore(opened: Descriptors, target: bytes, dead: int, mount: int, but: int,
                 held.callback(os.close, namespace)
                 if os.fstat(namespace).st_ino == but:
                     continue
-                signal.alarm(seconds)
                 held.callback(signal.alarm, 0)
                 copies = []
                 for root in roots:
-                    copies.append((root, _copy(mount, root)))
-                    held.callback(os.close, copies[-1][1])
+                    signal.alarm(seconds)
+                    with suppress(OSError):
+                        copies.append((root, _copy(mount, root)))
+                        held.callback(os.close, copies[-1][1])
+                signal.alarm(seconds)
                 _in_namespace(opened, namespace, dead, copies)
 
 
