@@ -11,6 +11,7 @@ import signal
 import socket
 import stat as stat_module
 import time
+import uuid
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -965,7 +966,7 @@ def test_a_descriptor_of_another_filesystem_is_not_given_out(tmp_path: Path) -> 
 def consumer(volume: Volume, place: Path, *, read_only: bool, cgroup: str) -> int:
     """Have a process of the pod's that has the volume at `place` as it is now, and gets nothing else of it."""
     directory = _cgroups() / cgroup
-    directory.mkdir()
+    directory.mkdir(parents=True)
     child = os.fork()
     if child == 0:
         with suppress(BaseException):
@@ -997,7 +998,7 @@ def of(pid: int, place: Path) -> Path:
 
 
 def test_containers_that_have_the_dead_filesystem_get_the_new_one_but_only_those_of_the_pod(tmp_path: Path) -> None:
-    """As they were started: what is read-only to one stays so."""
+    """As they were started: what is read-only to one stays so. Another pod has named a cgroup like this one."""
     places = [tmp_path / name for name in ("plain", "read-only", "foreign")]
     for place in places:
         place.mkdir()
@@ -1005,7 +1006,11 @@ def test_containers_that_have_the_dead_filesystem_get_the_new_one_but_only_those
     def body(front: OwnedFront, volume: Volume) -> None:
         publish(front, volume)
         program = serve(front, volume, b"0")
-        names = [f"test-pod{volume.pod}", f"test-pod{volume.pod.replace('-', '_')}.slice", "test-another-pod"]
+        names = [
+            f"kubepods/pod{volume.pod}/container",
+            f"kubepods.slice/kubepods-pod{volume.pod.replace('-', '_')}.slice",
+            f"kubepods/pod{uuid.uuid4()}/pod{volume.pod}",
+        ]
         consumers = [
             consumer(volume, place, read_only=place is places[1], cgroup=name)
             for place, name in zip(places, names, strict=True)
@@ -1042,6 +1047,7 @@ def is_content(content: bytes, path: Path) -> bool:
 def _removed(directory: Path) -> bool:
     with suppress(OSError):  # its last process is about to end
         directory.rmdir()
+        directory.parent.rmdir()
     return not directory.exists()
 
 
