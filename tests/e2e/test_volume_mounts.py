@@ -260,6 +260,25 @@ def test_a_target_that_is_no_directory_is_left_alone(plant: Callable[[Path], Non
     with_volume(tmp_path, body)
 
 
+def test_a_placeholder_that_comes_late_covers_nothing(tmp_path: Path) -> None:
+    """That of an earlier mounter's child, which has seen the directory before there was anything on it."""
+
+    def body(front: OwnedFront, volume: Volume) -> None:
+        volume.target.mkdir()
+        entry = os.open(volume.target, os.O_PATH)
+        for each in publish(front, volume):
+            os.close(each)
+        before = volume.mounts()
+        os.chdir("/proc")
+        targets._attach_placeholder(entry)
+        assert volume.mounts() == before
+        os.close(entry)
+        unpublish(front, volume)
+        volume.target.rmdir()
+
+    with_volume(tmp_path, body)
+
+
 def test_what_somebody_else_has_mounted_at_the_target_stays(tmp_path: Path) -> None:
     def body(front: OwnedFront, volume: Volume) -> None:
         volume.target.mkdir()
