@@ -238,7 +238,7 @@ def _operate(opened: Descriptors, child: Child | None, start: Record, descriptor
     if not isinstance(start, plan.Start):
         return
     if child and not isinstance(start, plan.StartVolumeMount):
-        child.end.close()
+        child.end.close()  # so that it ends meanwhile
     with _conversation(start, descriptors) as talk:
         if isinstance(start, plan.StartMount | plan.StartUnmount):
             _serve_caller(opened, talk, start, front, *descriptors[1:])
@@ -264,6 +264,8 @@ def _operate(opened: Descriptors, child: Child | None, start: Record, descriptor
             kubelet.unpublish(opened, talk, start)
         elif isinstance(start, plan.StartStat):
             kubelet.stat_volume(opened, talk, start)
+    if child:
+        child.dismiss()
 
 
 @contextmanager
@@ -340,8 +342,9 @@ def _attend_child(
     _, connection, pidfd, *held = descriptors
     if not invariants.allow_target(start.target) or len(held) != start.held:
         raise StepError(errno.EPERM, "check the volume")
-    with talk.bounded("fork"):
-        child = child or _fork_child(opened, *descriptors, rehearses=False)
+    if child is None or child.has_ended():
+        with talk.bounded("fork"):
+            child = _fork_child(opened, *descriptors, rehearses=False)
     try:
         child.hand_over(Volume(start, descriptors, front))
         for descriptor in (connection, pidfd, *held):
