@@ -130,10 +130,10 @@ def options_of(command: str, page: str = "containers.md") -> list[str]:
     return words[2 : words.index("IMAGE")]
 
 
-def with_paths_of(broker: Broker, options: Iterable[str]) -> list[str]:
+def with_paths_of(broker: Broker, options: Iterable[str], proxy: Path = PROXY) -> list[str]:
     """Return the options with the places on this host in front of a colon, instead of those on an installed one."""
     proxies = ("/usr/bin/fusermount3-proxy", "$PWD/build/static/fusermount3-proxy")
-    here = {"/run/fusermount3-proxy": str(broker.socket.parent), **dict.fromkeys(proxies, str(PROXY))}
+    here = {"/run/fusermount3-proxy": str(broker.socket.parent), **dict.fromkeys(proxies, str(proxy))}
     split = [option.partition(":") for option in options]
     return [here.get(source, source) + colon + target for source, colon, target in split]
 
