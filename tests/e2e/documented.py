@@ -51,7 +51,7 @@ EXECUTED = {
     ("kubernetes.md", "FROM debian:12"): "test_built_images.py",
     ("kubernetes.md", "kubectl create namespace"): "test_chart.py",
     ("messages.md", "journalctl"): _SOURCE,
-    ("operations.md", "cp packaging/systemd"): _SOURCE,
+    ("operations.md", "systemctl enable"): _SOURCE,
     ("operations.md", "curl"): _SOURCE,
     ("programs.md", "FUSERMOUNT3PROXY_"): "test_other_names.py",
     ("pypi.md", "apt-get install"): "test_pip.py",

@@ -82,6 +82,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     with machines.booted(image_tag(recipe()), volumes) as container:
         machine = Machine(container)
         machine.execute(block(PAGE, "python3 -m venv").commands)
+        machine.run("/opt/fusermount3-broker/bin/fusermount3-proxy", "--version")  # which pip has linked
         make, install = block(PAGE, "make static").commands
         assert make == "make static"  # which was done before any test
         machine.execute([install])
@@ -130,7 +131,7 @@ def test_the_log_is_found_by_what_a_user_was_told(machine: Machine) -> None:
 
 
 def test_metrics_are_told_after_what_the_page_says(machine: Machine) -> None:
-    machine.execute(block("operations.md", "cp packaging/systemd").commands)
+    machine.execute(block("operations.md", "systemctl enable").commands)
     by_port, by_socket = block("operations.md", "curl").commands
     wait_until(lambda: "fusermount3_broker_build_info" in machine.execute([by_port]))
     machine.run("systemctl", "disable", "--now", METRICS)
