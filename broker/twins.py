@@ -199,7 +199,7 @@ class Attendant:
     def _restore_consumers(self, but: int) -> None:
         if self._mount is not None and self._replaced is not None:
             dead = mounts.look(self._replaced).device
-            consumers.restore(self._opened, self._path, dead, self._mount, but, self._seconds)
+            consumers.restore(self._opened, self._path, dead, self._mount, but, self._seconds, served=True)
 
     def _do(self, record: _Record, descriptors: list[int]) -> tuple[Done, list[int]]:
         signal.alarm(self._seconds)

@@ -47,7 +47,7 @@ class FakeMounter:
         self.answer: Answer = say_nothing
         self.children: list[asyncio.Task[None]] = []
 
-    def begin(self, start: plan.Start, descriptors: list[int]) -> Operation:
+    async def begin(self, start: plan.Start, descriptors: list[int]) -> Operation:
         assert descriptors == []
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.started.append(start)
