@@ -20,7 +20,7 @@ LAB_PACKAGES := $(shell sed 's/\#.*//' tests/lab/apt-packages)
 .DEFAULT_GOAL := help
 .PHONY: help
 help:  ## list the targets
-	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
 
 .PHONY: venv
 venv: $(VENV)/installed  ## .venv with the broker, its dependencies, the tests' and the site's (fusermount3-broker is in .venv/bin)

@@ -147,6 +147,18 @@ class Child(NamedTuple):
         data = b"%d " % volume.front + plan.dump(volume.start)
         self.end.sendmsg([data], [rights(*volume.descriptors)], socket.MSG_NOSIGNAL)
 
+    def has_ended(self) -> bool:
+        """Whether it was killed while it waited."""
+        waiting = select.poll()
+        waiting.register(self.end, 0)
+        return bool(waiting.poll(0))
+
+    def dismiss(self) -> None:
+        """Have it end without having served, and reap it: else that is left to pid 1, which may be the supervisor."""
+        self.end.close()
+        with suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+
 
 class Attendant:
     """The twin's own side: it does for its child what that asks, at one target."""

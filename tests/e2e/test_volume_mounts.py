@@ -22,6 +22,7 @@ import pytest
 
 from broker import marks, plan, syscalls, targets, twins
 from broker.descriptors import Descriptors
+from broker.mounter import SPARES
 from tests.e2e.conftest import wait_until
 from tests.e2e.hostile import in_private_namespace
 from tests.e2e.owned_front import PATIENCE, a_plan
@@ -383,6 +384,43 @@ def test_a_program_is_served_when_no_children_were_forked_ahead(tmp_path: Path) 
             program.keep(program.mount(conversation))
             assert volume.file.read_bytes() == content
             program.kill()
+
+    with_volume(tmp_path, body)
+
+
+def forked_ahead(front: OwnedFront) -> list[psutil.Process]:
+    """Return the children of the mounter's children; with no operation under way, they wait for a volume."""
+    return [each for child in psutil.Process(front.pid).children() for each in child.children()]
+
+
+def test_a_program_is_served_when_children_that_were_forked_ahead_have_been_killed(tmp_path: Path) -> None:
+    def body(front: OwnedFront, volume: Volume) -> None:
+        publish(front, volume)
+        wait_until(lambda: len(forked_ahead(front)) >= SPARES - 1)
+        for each in forked_ahead(front):
+            each.kill()
+        for content in (b"one", b"two", b"three", b"four"):
+            program = serve(front, volume, content)
+            assert volume.file.read_bytes() == content
+            program.kill()
+
+    with_volume(tmp_path, body)
+
+
+def test_children_that_were_forked_ahead_for_nothing_leave_nobody_to_reap(tmp_path: Path) -> None:
+    def body(front: OwnedFront, _: Volume) -> None:
+        syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)  # as if this were pid 1
+        wait_until(lambda: len(forked_ahead(front)) >= SPARES - 1)
+        spares = psutil.Process(front.pid).children()
+
+        def all_had_other_things_to_do() -> bool:
+            conversation = front.begin(plan.StartCheck(PATIENCE))
+            assert conversation.hear() == plan.Checked()
+            conversation.close()
+            return not any(each.is_running() for each in spares)
+
+        wait_until(all_had_other_things_to_do)
+        assert [each.pid for each in psutil.Process().children()] == [front.pid]
 
     with_volume(tmp_path, body)
 
