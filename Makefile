@@ -10,6 +10,8 @@ PROXY := build/static/$(if $(filter-out $(NATIVE),$(ARCH)),$(ARCH)/)fusermount3-
 
 # What the venv, the lint and the static build need; the end-to-end tests and the demo need the lab's packages, too.
 BUILD_PACKAGES := gcc libc6-dev pkgconf libpython3-dev libsystemd-dev libattr1-dev python3-venv binutils strace
+# What makes the images.
+IMAGE_PACKAGES := podman mmdebstrap dpkg-dev
 # What links for another architecture than the machine's.
 CROSS_PACKAGES_amd64 := gcc-x86-64-linux-gnu libc6-dev-amd64-cross
 CROSS_PACKAGES_arm64 := gcc-aarch64-linux-gnu libc6-dev-arm64-cross
@@ -18,7 +20,7 @@ LAB_PACKAGES := $(shell sed 's/\#.*//' tests/lab/apt-packages)
 .DEFAULT_GOAL := help
 .PHONY: help
 help:  ## list the targets
-	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
 
 .PHONY: venv
 venv: $(VENV)/installed  ## .venv with the broker, its dependencies, the tests' and the site's (fusermount3-broker is in .venv/bin)
@@ -41,6 +43,12 @@ deb: | deb-packages  ## Debian packages for the release that runs here: build/de
 	packaging/export build/deb/fusermount3-proxy
 	cd build/deb/fusermount3-proxy && dpkg-buildpackage --no-sign
 	rm -rf build/deb/fusermount3-proxy
+
+.PHONY: images
+images: deb venv | image-packages  ## container images of broker and proxy, with bills of materials: build/images/*
+	rm -rf build/images
+	packaging/container/build build/deb build/images
+	$(VENV)/bin/python packaging/container/sbom.py build/images/*.tar
 
 # The names that PyPI takes. A static executable asks for no libc at all, and 2.17 is the oldest with a tag on both.
 WHEEL_PLATFORM_amd64 := manylinux_2_17_x86_64
@@ -119,10 +127,11 @@ clean:  ## remove what was built here (the cache of the tests' images stays, in 
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # Debian packages are installed only when one is missing, so that the other targets need no network.
-.PHONY: build-packages lab-packages
+.PHONY: build-packages image-packages lab-packages
 build-packages: PACKAGES := $(BUILD_PACKAGES)
+image-packages: PACKAGES := $(IMAGE_PACKAGES)
 lab-packages: PACKAGES := $(LAB_PACKAGES)
-build-packages lab-packages:
+build-packages image-packages lab-packages:
 	@packaging/install-packages $(PACKAGES)
 
 .PHONY: deb-packages

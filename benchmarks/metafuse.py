@@ -27,21 +27,32 @@ class NotMeasured(Exception):
 
 def install(directory: Path) -> Path:
     """Return the executable, newly built in `directory` from its Go module. Raises NotMeasured."""
-    module = json.loads(go(directory, 60, "mod", "download", "-json", f"{MODULE}@latest"))
+    module = json.loads(go(directory, directory, 60, "mod", "download", "-modcacherw", "-json", f"{MODULE}@latest"))
     executable = directory / "meta-fuse-proxy"
-    go(Path(module["Dir"]), 300, "build", "-o", str(executable), "./cmd/fusermount3-proxy")
+    build = ["build", "-modcacherw", "-o", str(executable), "./cmd/fusermount3-proxy"]
+    go(directory, Path(module["Dir"]), 300, *build)
     return executable
 
 
-def go(directory: Path, seconds: int, *arguments: str) -> str:
-    """Return what a command of go prints there. Raises NotMeasured if it fails, takes longer, or there is no go."""
+def go(directory: Path, sources: Path, seconds: int, *arguments: str) -> str:
+    """Return what a command of go prints in `sources`; what it keeps is in `directory`.
+
+    Raises NotMeasured if it fails, takes longer, or there is no go.
+    """
     program = shutil.which("go")
     if not program:
         raise NotMeasured("no go on this machine")
-    environment = {**os.environ, "GOTOOLCHAIN": "local", "CGO_ENABLED": "0"}
+    environment = {
+        **os.environ,
+        "GOTOOLCHAIN": "local",
+        "CGO_ENABLED": "0",
+        "GOPATH": str(directory / "go"),
+        "GOMODCACHE": str(directory / "go/pkg/mod"),
+        "GOCACHE": str(directory / "go-build"),
+    }
     try:
         ended = subprocess.run(
-            [program, *arguments], env=environment, cwd=directory, capture_output=True, text=True, timeout=seconds
+            [program, *arguments], env=environment, cwd=sources, capture_output=True, text=True, timeout=seconds
         )
     except subprocess.TimeoutExpired:
         raise NotMeasured(f"go {arguments[0]} took longer than {seconds} seconds") from None

@@ -180,10 +180,10 @@ class Call:
         places = self._front.places
         await self._take_place(places)
         try:
-            self._operation = self._front.mounter.begin(
+            self._operation = await self._front.mounter.begin(
                 start, [self._channel.socket.fileno(), peer.pidfd, *descriptors]
             )
-        except MounterFailed:
+        except BaseException:
             places.give_back(peer.account)
             raise
         self.held.callback(places.give_back_after, peer.account, self._operation)

@@ -150,6 +150,16 @@ def status(config_path: Path | None, as_json: bool) -> None:
 
 @main.command()
 @_CONFIG
+def health(config_path: Path | None) -> None:
+    """Say whether the running broker could serve a caller now; end with status 1 if it could not."""
+    problem = _ask(config_path, "health")["problem"]
+    if problem:
+        raise click.ClickException(problem)
+    click.echo("ok")
+
+
+@main.command()
+@_CONFIG
 @click.option("--once", is_flag=True, help="Print one look and end; so it is where the output is no terminal.")
 def top(config_path: Path | None, once: bool) -> None:
     """Show mounts, rates and latencies of the running broker each second, until q is pressed."""

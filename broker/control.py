@@ -1,7 +1,7 @@
 """The administrator's way in: a socket that only root may open, on which a running broker tells how it is.
 
 A question is one line with a command's name and its arguments, the answer one line of JSON; ``fusermount3-broker
-status``, ``mounts`` and ``abort`` ask it.
+status``, ``health``, ``mounts`` and ``abort`` ask it.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from typing import Any
 
 from broker import rescue
 from broker.front import Front
+from broker.health import Health
 from broker.operations import MounterFailed, OperationEnded, OperationFailed, OperationRefused
 from broker.registry import Mount
 from broker.states import MOUNT_STATES
@@ -39,14 +40,14 @@ def ask(path: Path, command: str) -> Any:
         raise NotRunning(f"no broker answers at {path}: {error}") from None
 
 
-async def serve(listener: socket.socket, front: Front) -> asyncio.Server:
+async def serve(listener: socket.socket, front: Front, health: Health) -> asyncio.Server:
     """Answer questions on `listener` until the returned server is closed."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(10):
                 question = (await reader.readline()).decode("ascii", "replace").strip()
-                writer.write(json.dumps(await _answer(front, question)).encode() + b"\n")
+                writer.write(json.dumps(await _answer(front, health, question)).encode() + b"\n")
                 await writer.drain()
         except (OSError, TimeoutError, ValueError):
             pass
@@ -56,10 +57,12 @@ async def serve(listener: socket.socket, front: Front) -> asyncio.Server:
     return await asyncio.start_unix_server(answer, sock=listener)
 
 
-async def _answer(front: Front, question: str) -> Any:
+async def _answer(front: Front, health: Health, question: str) -> Any:
     match question.split():
         case ["status"]:
             return status(front)
+        case ["health"]:
+            return {"problem": await health.problem()}
         case ["mounts"]:
             front.registry.reconcile()
             return [_described(front, mount) for mount in front.registry]

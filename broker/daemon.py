@@ -1,7 +1,8 @@
 """The front's process, from the moment that the supervisor starts it: its parts are put together, and serve.
 
-It gives up all privilege before it hears from anybody. It ends when the supervisor hangs up or is gone, after what was
-begun; signals are the supervisor's business.
+It gives up all privilege before it hears from anybody. It ends when the supervisor hangs up, after what was begun; if
+the supervisor is killed, at once, as if it were killed, too: the next broker is not to wait for it. Signals are the
+supervisor's business.
 """
 
 import asyncio
@@ -12,9 +13,9 @@ import socket
 import sqlite3
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from broker import config, control, log, orders, sandbox, syscalls
 from broker.config import Configuration, ConfigurationError
@@ -41,12 +42,13 @@ def main(supervisor: socket.socket) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    parent = os.pidfd_open(os.getppid())
     try:
         front, sockets = _begin(supervisor)
     except (OSError, sqlite3.Error, ConfigurationError) as error:
         supervisor.send(orders.dump(orders.Failed(str(error).encode())))
         return
-    asyncio.run(_run(front, supervisor, sockets))
+    asyncio.run(_run(front, supervisor, parent, sockets))
 
 
 class _Sockets(NamedTuple):
@@ -130,47 +132,48 @@ def _configuration(order: orders.Order, descriptors: list[int]) -> Configuration
         return config.read(file, Path(os.fsdecode(order.path)), accounts=False)
 
 
-async def _run(front: Front, supervisor: socket.socket, sockets: _Sockets) -> None:
+async def _run(front: Front, supervisor: socket.socket, parent: int, sockets: _Sockets) -> None:
+    """Serve until the supervisor hangs up, whose pidfd is `parent`."""
     stop = asyncio.Event()
     supervisor.setblocking(False)
     asyncio.get_running_loop().add_reader(supervisor, _obey, supervisor, front, stop)
+    asyncio.get_running_loop().add_reader(parent, _end_at_once, front)
     await recognize(front)
     expect(front, sockets.orphans)
-    async with await control.serve(sockets.control, front):
-        names = ", ".join(each.getsockname() for each in sockets.callers)
-        front.log(log.INFO, f"serving on {names}", live_mounts=len(front.registry))
-        supervisor.send(orders.dump(orders.Ready()))
-        watching = asyncio.create_task(Watch(front).run())
-        server = Server(front)
-        async with _watched(front, sockets.metrics, stop), _published(front, server, sockets.plugin):
-            await server.run(sockets.callers, stop)
-        watching.cancel()
+    with closing(Health(front.mounter, stop)) as health:
+        async with await control.serve(sockets.control, front, health):
+            names = ", ".join(each.getsockname() for each in sockets.callers)
+            front.log(log.INFO, f"serving on {names}", live_mounts=len(front.registry))
+            supervisor.send(orders.dump(orders.Ready()))
+            watching = asyncio.create_task(Watch(front).run())
+            server = Server(front)
+            async with _watched(front, health, sockets.metrics), _published(front, health, server, sockets.plugin):
+                await server.run(sockets.callers, stop)
+            watching.cancel()
 
 
 @asynccontextmanager
-async def _watched(front: Front, listener: socket.socket | None, stop: asyncio.Event) -> AsyncIterator[None]:
+async def _watched(front: Front, health: Health, listener: socket.socket | None) -> AsyncIterator[None]:
     """Tell metrics and health on `listener`, if there is one, for as long as the block runs."""
     if listener is None:
         yield
         return
-    health = Health(front.mounter, stop)
     serving = asyncio.create_task(Endpoint(front, health).serve(listener))
     try:
         yield
     finally:
-        health.close()
         serving.cancel()
         await asyncio.wait([serving])
 
 
 @asynccontextmanager
-async def _published(front: Front, server: Server, plugin: socket.socket | None) -> AsyncIterator[None]:
+async def _published(front: Front, health: Health, server: Server, plugin: socket.socket | None) -> AsyncIterator[None]:
     """Serve volumes, and the plugin that asks for them, if there is one, for as long as the block runs."""
     if plugin is None or front.volumes is None:
         yield
         return
     publications = Publications(front, front.volumes, server, VolumeCall, OldCall)
-    desk = Desk(front, publications, plugin)
+    desk = Desk(front, publications, health, plugin)
     working = [asyncio.create_task(publications.restore()), asyncio.create_task(desk.run())]
     try:
         yield
@@ -197,6 +200,12 @@ def _obey(supervisor: socket.socket, front: Front, stop: asyncio.Event) -> None:
     else:
         front.configuration = _configuration(order, descriptors)
         front.log(log.INFO, "configuration loaded again", configuration=front.configuration.source)
+
+
+def _end_at_once(front: Front) -> NoReturn:
+    """Do as if this had been killed: children of the mounter end their calls by themselves (`orphans`)."""
+    front.log(log.ERROR, "the supervisor has ended, and the front ends with it")
+    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from contextlib import suppress
 from broker import log, syscalls
 from broker.limits import AccountName
 from broker.log import Log
-from broker.operations import Mounter, MounterFailed, Operation
+from broker.operations import Mounter, MounterFailed
 
 #: Connections that a child is given: descriptors of a record, but for the conversation.
 _MOST_AT_ONCE = syscalls.SCM_MAX_FD - 1
@@ -44,33 +44,32 @@ class Dismissals:
             self._dismiss(account)
 
     def _dismiss(self, account: AccountName) -> None:
-        """Have a child close the account's connections. Those that are gone here can't be taken by anybody else."""
-        over = self._over.pop(account)
+        """Have a child close the account's connections."""
+        self._busy.add(account)
+        child = asyncio.get_running_loop().create_task(self._have_closed(self._over.pop(account)))
+        self._children.add(child)
+        child.add_done_callback(lambda _: self._ended(account, child))
+
+    async def _have_closed(self, over: list[socket.socket]) -> None:
+        """Return a moment after the end of a child that has closed these connections; without one, close them here."""
         try:
-            operation = self._mounter.dismiss(over, _SECONDS)
+            operation = await self._mounter.dismiss(over, _SECONDS)
         except MounterFailed as error:
             self._log(log.ERROR, str(error))
             return
         finally:
             for connection in over:
                 connection.close()
-        self._busy.add(account)
-        operation.hang_up()
-        child = asyncio.get_running_loop().create_task(_end(operation))
-        self._children.add(child)
-        child.add_done_callback(lambda _: self._ended(account, child))
+        with operation:
+            operation.hang_up()
+            await operation.ended()
+        await asyncio.sleep(_PAUSE)
 
     def _ended(self, account: AccountName, child: asyncio.Task[None]) -> None:
         self._children.discard(child)
         self._busy.discard(account)
         if account in self._over and not child.cancelled():
             self._dismiss(account)
-
-
-async def _end(operation: Operation) -> None:
-    with operation:
-        await operation.ended()
-    await asyncio.sleep(_PAUSE)
 
 
 def _emptied(connection: socket.socket) -> bool:

@@ -44,4 +44,4 @@ def mount(opened: Descriptors, talk: Conversation, start: plan.StartEager) -> No
         return
     talk.say(plan.Kept())
     if replaced is not None:
-        consumers.restore(opened, start.target, mounts.look(replaced).device, made, 0, talk.seconds)
+        consumers.restore(opened, start.target, mounts.look(replaced).device, made, 0, talk.seconds, served=False)

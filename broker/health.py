@@ -45,7 +45,7 @@ class Health:
     async def _ask(self) -> str:
         """Return why the mounter can't mount; empty if it can."""
         try:
-            with self._mounter.begin(StartCheck(seconds=1), []) as operation:
+            with await self._mounter.begin(StartCheck(seconds=1), []) as operation:
                 answer = await operation.hear(GIVE_UP)
             return "" if isinstance(answer, Checked) else "the mounter said something else"
         except MounterFailed as error:

@@ -67,6 +67,8 @@ def is_name(name: bytes) -> bool:
 LONGEST_SOCKET = 97
 #: What is appended to the name of the socket for old clients: the one for all others.
 SECOND_SOCKET = b".seqpacket"
+#: Digits in the name that a socket has before that one.
+LONGEST_NONCE = 16
 _VOLUMES = b"volumes"
 _CSI = b"kubernetes.io~csi"
 _EMPTY_DIR = b"kubernetes.io~empty-dir"
@@ -82,12 +84,17 @@ def allow_target(path: bytes) -> bool:
     return len(parts) == 6 and (*parts[2:4], parts[5]) == (_VOLUMES, _CSI, b"mount")
 
 
-def allow_socket(directory: bytes, name: bytes, target: bytes) -> bool:
-    """Whether the socket of a volume may be there, in kubelet's directory: only in an emptyDir, and of the same pod."""
+def allow_socket(directory: bytes, name: bytes, nonce: bytes, target: bytes) -> bool:
+    """Whether the socket of a volume may be there, in kubelet's directory: only in an emptyDir, and of the same pod.
+
+    And whether that is a nonce, which makes no name but one of the broker's.
+    """
     parts = directory.split(b"/")
     if len(parts) != 5 or not all(map(is_name, parts)) or (parts[0], *parts[2:4]) != (b"pods", _VOLUMES, _EMPTY_DIR):
         return False
     if target.startswith(b"pods/") and not target.startswith(b"pods/%b/" % parts[1]):
+        return False
+    if len(nonce) > LONGEST_NONCE or nonce.translate(None, b"0123456789abcdef"):
         return False
     return is_name(name) and len(name) <= LONGEST_SOCKET
 

@@ -26,6 +26,8 @@ from broker.targets import Target, is_placeholder, open_beneath
 _BACKLOG = 16
 #: By whom a volume's socket may be connected to: who is in the pod, whatever the uid. The front asks who it is.
 _UMASK = 0o111
+#: Children that may be about to make a socket of a volume.
+_AT_ONCE = 4
 #: Seconds in which the requests that wait in a connection don't move, when its volume is gone, before it is aborted.
 _UNMOVED = 1
 
@@ -33,7 +35,8 @@ _UNMOVED = 1
 def publish(opened: Descriptors, talk: Conversation, start: plan.StartPublish) -> None:
     """Make what a volume needs; if that fails, nothing of it that is new stays."""
     if not (
-        invariants.allow_target(start.target) and invariants.allow_socket(start.directory, start.name, start.target)
+        invariants.allow_target(start.target)
+        and invariants.allow_socket(start.directory, start.name, start.nonce, start.target)
     ):
         raise StepError(errno.EPERM, "check the volume")
     os.fchdir(opened.proc)
@@ -42,11 +45,22 @@ def publish(opened: Descriptors, talk: Conversation, start: plan.StartPublish) -
             assert opened.kubelet is not None
             directory = open_beneath(opened.kubelet, start.directory)
             held.callback(os.close, directory)
-        listeners = _sockets(talk, directory, start, undone)
+        try:
+            listeners = _sockets(talk, directory, start, undone)
+            _check_wanted(talk)
+        except HungUp:
+            undone.pop_all()  # what is there by now may be the next front's
+            raise
         with talk.bounded("make the target"), Target(opened, start.target) as target, target.alone(talk.seconds):
             target.make()
         undone.pop_all()
         talk.say(plan.Published(), *(each.fileno() for each in listeners))
+
+
+def _check_wanted(talk: Conversation) -> None:
+    """Raise HungUp if the front is gone: the next one may have made the volume, or have taken it away, since."""
+    if talk.is_over(0):
+        raise HungUp
 
 
 def _sockets(talk: Conversation, directory: int, start: plan.StartPublish, undone: ExitStack) -> list[socket.socket]:
@@ -59,7 +73,7 @@ def _sockets(talk: Conversation, directory: int, start: plan.StartPublish, undon
     listeners = []
     for name, kind in kinds.items():
         with talk.bounded(f"make the socket {_text(name)}"):
-            listeners.append(_listen(directory, name, kind))
+            listeners.append(_listen(talk, directory, name, kind, start.nonce))
             undone.callback(_remove_socket, directory, name)
     return listeners
 
@@ -68,24 +82,21 @@ def _text(name: bytes) -> str:
     return name.decode("utf-8", "backslashreplace")
 
 
-def _listen(directory: int, name: bytes, kind: socket.SocketKind) -> socket.socket:
-    """Return a listening socket that is new in a directory, in place of one of the broker's. Raises OSError.
+def _listen(talk: Conversation, directory: int, name: bytes, kind: socket.SocketKind, nonce: bytes) -> socket.socket:
+    """Return a listening socket that is new in a directory, in place of one of the broker's. Raises OSError, HungUp.
 
     It is marked and listened on before it has its name, so that there never is one that isn't.
     """
     listener = socket.socket(socket.AF_UNIX, kind)
-    new = b".%b.%b" % (_PREFIX, os.urandom(8).hex().encode())
     try:
+        _remove_unfinished(directory, nonce)
         with _working_in(directory):
-            before = os.umask(_UMASK)
-            try:
-                listener.bind(new)
-            finally:
-                os.umask(before)
+            new = _bind(listener, nonce)
         try:
             listener.listen(_BACKLOG)
             with _looking(directory, new) as entry:
                 marks.mark(entry)
+            _check_wanted(talk)
             _remove_socket(directory, name)
             os.link(new, name, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False)
         finally:
@@ -96,7 +107,39 @@ def _listen(directory: int, name: bytes, kind: socket.SocketKind) -> socket.sock
     return listener
 
 
-_PREFIX = b"fusermount3-broker"
+def _bind(listener: socket.socket, nonce: bytes) -> bytes:
+    """Bind a socket in the working directory, and return its name, which nobody has. Raises OSError."""
+    before = os.umask(_UMASK)
+    try:
+        for new in _unfinished(nonce):
+            try:
+                listener.bind(new)
+                return new
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+    finally:
+        os.umask(before)
+    raise OSError(errno.EADDRINUSE, "other children have all of these names")
+
+
+def _unfinished(nonce: bytes) -> list[bytes]:
+    """Return what a socket of a volume may be called before it has its name.
+
+    More than one: the child of an earlier front or mounter may still be about to finish its own.
+    """
+    return [b".fusermount3-broker.%b.%d" % (nonce, number) for number in range(_AT_ONCE)]
+
+
+def _remove_unfinished(directory: int, nonce: bytes) -> None:
+    """Remove what children have left that were killed before their sockets had their names. Raises OSError.
+
+    Nobody but the broker knows the names at which that is. One that somebody has is another child's, which lives.
+    """
+    for name in _unfinished(nonce):
+        with suppress(FileNotFoundError), _looking(directory, name) as entry:
+            if stat.S_ISSOCK(os.fstat(entry).st_mode) and _connect_to(entry) == errno.ECONNREFUSED:
+                os.unlink(name, dir_fd=directory)
 
 
 @contextmanager
@@ -131,16 +174,21 @@ def _is_own_socket(directory: int, name: bytes) -> bool:
 
 
 def _is_served(directory: int, name: bytes) -> bool:
-    """Whether an entry is a socket that the broker made, and that somebody has.
-
-    A connection of another type is refused either way, without a word to who has the socket (net/unix/af_unix.c,
-    unix_find_bsd): with EPROTOTYPE only if somebody has.
-    """
+    """Whether an entry is a socket that the broker made, and that somebody has."""
     with suppress(OSError), _looking(directory, name) as entry:
         if stat.S_ISSOCK(os.fstat(entry).st_mode) and marks.is_marked(entry):
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
-                return probe.connect_ex(b"self/fd/%d" % entry) == errno.EPROTOTYPE
+            return _connect_to(entry) == errno.EPROTOTYPE
     return False
+
+
+def _connect_to(entry: int) -> int:
+    """Return the errno with which a connection to a socket is refused.
+
+    It is one of another type, so who has the socket hears nothing of it (net/unix/af_unix.c, unix_find_bsd): EPROTOTYPE
+    if somebody has, ECONNREFUSED if nobody has.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+        return probe.connect_ex(b"self/fd/%d" % entry)
 
 
 def _remove_socket(directory: int, name: bytes) -> None:
@@ -153,7 +201,7 @@ def unpublish(opened: Descriptors, talk: Conversation, start: plan.StartUnpublis
     """Take a volume away, whatever is left of it."""
     if not invariants.allow_target(start.target):
         raise StepError(errno.EPERM, "check the volume")
-    if start.directory and not invariants.allow_socket(start.directory, start.name, start.target):
+    if start.directory and not invariants.allow_socket(start.directory, start.name, start.nonce, start.target):
         raise StepError(errno.EPERM, "check the volume")
     os.fchdir(opened.proc)
     with talk.bounded("remove the sockets"):
@@ -183,6 +231,7 @@ def _remove_sockets(opened: Descriptors, start: plan.StartUnpublish) -> None:
         for name in (start.name, start.name + SECOND_SOCKET):
             with suppress(OSError):
                 _remove_socket(directory, name)
+        _remove_unfinished(directory, start.nonce)
 
 
 class _Left:

@@ -6,7 +6,6 @@ Everybody else is accounted by uid, and by the service, for many a service has r
 says its cgroup, cut off where the container's own part begins: what is made below, in the container, is no new account.
 """
 
-import re
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from errno import EAGAIN, ENOSPC
@@ -14,6 +13,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import NewType
 
+from broker import cgroups
 from broker.config import Configuration
 from broker.options import Refusal
 
@@ -27,21 +27,6 @@ MOST_ACCOUNTS = 4096
 #: Of the requests of an account, those of so many seconds at the pace of the long run are served at once.
 AT_ONCE = 0.25
 
-#: A container of Docker, Podman, containerd or CRI-O: its id, with a prefix and ".scope" where systemd has made the
-#: cgroup. LXC's, and whatever systemd runs as a container.
-_CONTAINER = re.compile(
-    rb"(?:.*[-_:])?[0-9a-f]{64}(?:\.scope)?|lxc\.payload\..+|machine-.+\.scope|systemd-nspawn@.+\.service"
-)
-#: The one of all containers of a Kubernetes pod: "pod" and its uid, in which systemd has "_" for "-".
-_POD = re.compile(rb"(?:(?:.+-)?kubepods.*-)?pod(?P<uid>[0-9a-f]{8}[-_0-9a-f]*)(?:\.slice)?")
-#: Where kubelet makes those, by its two ways of naming; in the second, there is one for each class of service.
-_PODS = re.compile(rb"(?:.+-)?kubepods(?:\.slice)?")
-_SERVICE_CLASS = re.compile(rb"besteffort|burstable|(?:.+-)?kubepods-(?:besteffort|burstable)\.slice")
-#: Where each cgroup right below is a container, by whatever name.
-_OF_CONTAINERS = (b"machine.slice", b"lxc")
-_USER = re.compile(rb"user-([1-9][0-9]*)\.slice")
-_UNIT = re.compile(rb".+\.(?:service|scope)")
-
 
 class LimitReached(Refusal):
     """The caller has come to a limit; `limit` is its key in the configuration."""
@@ -54,7 +39,7 @@ class LimitReached(Refusal):
 @lru_cache(256)
 def account_of(cgroup: bytes, uid: int) -> AccountName:
     """Return the account of a process with this /proc/PID/cgroup (cgroups(7), of version 1 and 2) and uid."""
-    paths = [line.split(b":", 2)[-1] for line in cgroup.split(b"\n") if line]  # a name has any other byte
+    paths = cgroups.paths(cgroup)
     found = (_container_or_user(path, uid) or b"" for path in paths)
     payer = next(filter(None, found), None) or b"uid %d" % uid + max(map(_unit, paths), key=len, default=b"")
     return AccountName(payer.decode("utf-8", "backslashreplace"))
@@ -65,37 +50,8 @@ def account_in_network(cookie: int) -> AccountName:
     return AccountName(f"network {cookie}")
 
 
-@lru_cache(256)
-def pod_of(cgroup: bytes) -> str:
-    """Return the UID of the Kubernetes pod to which a process with this /proc/PID/cgroup belongs; empty for others.
-
-    Only kubelet makes pods: what somebody has made in a cgroup of their own is none, whatever it is called.
-    """
-    paths = [line.split(b":", 2)[-1] for line in cgroup.split(b"\n") if line]
-    pods = {pod for path in paths if (pod := _pod(path.split(b"/")))}
-    return pods.pop().replace(b"_", b"-").decode() if len(pods) == 1 else ""
-
-
-def _pod(parts: list[bytes]) -> bytes:
-    """Return what a path's outermost pod is called in it; empty if it is in none."""
-    for number, part in enumerate(parts):
-        if pod := _POD.fullmatch(part):
-            return pod["uid"] if _is_of_pods(parts[:number]) else b""
-    return b""
-
-
-def _is_of_pods(parts: list[bytes]) -> bool:
-    """Whether that is where kubelet has its pods. Who looks from a pod beside them sees only how far up that is."""
-    if parts and _SERVICE_CLASS.fullmatch(parts[-1]):
-        parts = parts[:-1]
-    if set(parts) == {b"", b".."}:
-        return True
-    return bool(parts and _PODS.fullmatch(parts[-1])) and not any(map(_is_somebodys, parts[:-1]))
-
-
-def _is_somebodys(part: bytes) -> bool:
-    """Whether others than the host's root may make cgroups below one of that name."""
-    return part in _OF_CONTAINERS or any(each.fullmatch(part) for each in (_CONTAINER, _POD, _USER, _UNIT))
+#: `cgroups.pod_of`, for the many calls of few callers.
+pod_of = lru_cache(256)(cgroups.pod_of)
 
 
 def container_of(account: AccountName) -> str:
@@ -108,10 +64,10 @@ def _container_or_user(path: bytes, uid: int) -> bytes | None:
     """Return the outermost of what names a container or, unless it is root who calls, a user."""
     parts = path.split(b"/")
     for number, part in enumerate(parts):
-        if uid and (user := _USER.fullmatch(part)) and _is_of_users(parts[:number]):
-            return b"user %b" % user[1]
-        is_container = _CONTAINER.fullmatch(part) or _POD.fullmatch(part)
-        if is_container or (number and parts[number - 1] in _OF_CONTAINERS):
+        if uid and (user := cgroups.user_of(part)) and _is_of_users(parts[:number]):
+            return b"user %b" % user
+        is_container = cgroups.is_container(part) or cgroups.pod_named(part)
+        if is_container or (number and parts[number - 1] in cgroups.OF_CONTAINERS):
             return b"container " + b"/".join(parts[: number + 1])
     return None
 
@@ -125,7 +81,7 @@ def _unit(path: bytes) -> bytes:
     """Return " in " and the path of systemd's unit; nothing if there is none."""
     parts = path.split(b"/")
     for number, part in enumerate(parts):
-        if _UNIT.fullmatch(part):
+        if cgroups.is_unit(part):
             return b" in " + b"/".join(parts[: number + 1])
     return b""
 

@@ -23,7 +23,7 @@ import stat
 import struct
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 
 from broker import (
@@ -106,7 +106,7 @@ def main(
             os.close(descriptor)
             spares.remove(descriptor)
         if not ended or not spares:
-            spare = _fork_spare(control, opened, with_child=bool(spares) and opened.kubelet is not None)
+            spare = _fork_spare(control, opened, spares, with_child=bool(spares) and opened.kubelet is not None)
             waiting.register(spare, 0)
             spares.add(spare)
 
@@ -116,8 +116,9 @@ def _hide() -> None:
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
 
 
-def _fork_spare(control: socket.socket, opened: Descriptors, *, with_child: bool) -> int:
-    """Fork a child, and return the reading end of a pipe that hangs up when the child is no spare any more.
+def _fork_spare(control: socket.socket, opened: Descriptors, others: Collection[int], *, with_child: bool) -> int:
+    """Fork a child, and return the reading end of a pipe that hangs up when the child is no spare any more. `others`
+    are those of the other spares.
 
     The child closes the other end when it takes an operation; the kernel does, if it dies. It may fork a child itself,
     in case the operation takes two (see `twins`).
@@ -131,7 +132,8 @@ def _fork_spare(control: socket.socket, opened: Descriptors, *, with_child: bool
             time.sleep(0.1)
     if pid == 0:
         try:
-            os.close(spare)
+            for each in (spare, *others):
+                os.close(each)
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             child = None
@@ -238,7 +240,7 @@ def _operate(opened: Descriptors, child: Child | None, start: Record, descriptor
     if not isinstance(start, plan.Start):
         return
     if child and not isinstance(start, plan.StartVolumeMount):
-        child.end.close()
+        child.end.close()  # so that it ends meanwhile
     with _conversation(start, descriptors) as talk:
         if isinstance(start, plan.StartMount | plan.StartUnmount):
             _serve_caller(opened, talk, start, front, *descriptors[1:])
@@ -264,6 +266,8 @@ def _operate(opened: Descriptors, child: Child | None, start: Record, descriptor
             kubelet.unpublish(opened, talk, start)
         elif isinstance(start, plan.StartStat):
             kubelet.stat_volume(opened, talk, start)
+    if child:
+        child.dismiss()
 
 
 @contextmanager
@@ -340,8 +344,9 @@ def _attend_child(
     _, connection, pidfd, *held = descriptors
     if not invariants.allow_target(start.target) or len(held) != start.held:
         raise StepError(errno.EPERM, "check the volume")
-    with talk.bounded("fork"):
-        child = child or _fork_child(opened, *descriptors, rehearses=False)
+    if child is None or child.has_ended():
+        with talk.bounded("fork"):
+            child = _fork_child(opened, *descriptors, rehearses=False)
     try:
         child.hand_over(Volume(start, descriptors, front))
         for descriptor in (connection, pidfd, *held):

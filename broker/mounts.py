@@ -439,7 +439,7 @@ def _mount(line: bytes) -> Mount:
     major, _, minor = device.partition(b":")
     kind, source, _ = after.split(b" ", 2)
     number = int(major) << 20 | int(minor)
-    return Mount(int(mount_id), int(parent), number, root, _unescaped(place), flags, kind, source)
+    return Mount(int(mount_id), int(parent), number, _unescaped(root), _unescaped(place), flags, kind, source)
 
 
 def _line_of(mount_id: int) -> bytes:

@@ -45,23 +45,59 @@ class Mounter:
     def __init__(self, control: socket.socket) -> None:
         control.setblocking(False)  # the front waits for nobody
         self._control = control
+        self._sending = asyncio.Lock()
         self.pid = 0
         self.restarts = 0
 
-    def begin(self, start: plan.Start, descriptors: list[int]) -> "Operation":
-        """Have a child begin with `start`, and the descriptors that it takes besides. Raises MounterFailed."""
+    async def begin(self, start: plan.Start, descriptors: list[int]) -> "Operation":
+        """Have a child begin with `start`, and the descriptors that it takes besides, which must stay open meanwhile.
+
+        If the mounter has as much to do as the kernel keeps for it, this waits for room, in turn, and no longer than a
+        step may take. Raises MounterFailed.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            try:
-                socket.send_fds(self._control, [plan.dump(start)], [theirs.fileno(), *descriptors])
-            except OSError as error:  # it has more to do than the kernel keeps for it
-                ours.close()
-                raise MounterFailed(f"the mounter takes no operation: {error}") from None
+        try:
+            with theirs:
+                await self._send(plan.dump(start), [theirs.fileno(), *descriptors], start.seconds)
+        except TimeoutError:
+            ours.close()
+            raise MounterFailed(f"the mounter takes no operation: no room for {start.seconds} seconds") from None
+        except OSError as error:
+            ours.close()
+            raise MounterFailed(f"the mounter takes no operation: {error}") from None
+        except asyncio.CancelledError:
+            ours.close()
+            raise
         return Operation(ours, start.seconds)
 
-    def dismiss(self, connections: list[socket.socket], seconds: int) -> "Operation":
+    async def _send(self, record: bytes, descriptors: list[int], seconds: int) -> None:
+        """Raises OSError, TimeoutError."""
+        if not self._sending.locked() and self._is_sent(record, descriptors):
+            return
+        async with asyncio.timeout(seconds), self._sending:
+            while not self._is_sent(record, descriptors):
+                await self._room()
+
+    def _is_sent(self, record: bytes, descriptors: list[int]) -> bool:
+        """Send it, if there is room now. Raises OSError."""
+        try:
+            socket.send_fds(self._control, [record], descriptors)
+        except BlockingIOError:
+            return False
+        return True
+
+    async def _room(self) -> None:
+        loop = asyncio.get_running_loop()
+        ready = asyncio.Event()
+        loop.add_writer(self._control, ready.set)
+        try:
+            await ready.wait()
+        finally:
+            loop.remove_writer(self._control)
+
+    async def dismiss(self, connections: list[socket.socket], seconds: int) -> "Operation":
         """Have a child be the last who has these callers' connections, after this operation. Raises MounterFailed."""
-        return self.begin(plan.StartDismissal(seconds), [each.fileno() for each in connections])
+        return await self.begin(plan.StartDismissal(seconds), [each.fileno() for each in connections])
 
 
 class Operation:

@@ -168,6 +168,9 @@ class StartPublish(NamedTuple):
     What is there already and is the broker's own is kept, but for sockets: they are made again. With `serving` the
     front has them; then they stay, too, if all are still there. If one of these names is something else's, or the
     target is, `Failed` has EEXIST, and the step says which.
+
+    A socket is made under a name with `nonce` in it, hexadecimal digits that only the broker knows, and which are the
+    same for a volume each time: what a child has left there that was killed is the broker's.
     """
 
     seconds: Seconds
@@ -176,6 +179,7 @@ class StartPublish(NamedTuple):
     name: bytes
     old_clients: bool
     serving: bool
+    nonce: bytes
 
 
 class Published(NamedTuple):
@@ -214,7 +218,7 @@ class StartVolumeMount(NamedTuple):
 class StartUnpublish(NamedTuple):
     """To the mounter, with one descriptor: conversation. Take a volume away, whatever is left of it.
 
-    Paths as in `StartPublish`; `directory` may be empty if it is not known. Answered by `Unpublished`. What the broker
+    Fields as in `StartPublish`; `directory` may be empty if it is not known. Answered by `Unpublished`. What the broker
     has not made stays.
     """
 
@@ -222,6 +226,7 @@ class StartUnpublish(NamedTuple):
     target: bytes
     directory: bytes
     name: bytes
+    nonce: bytes
 
 
 class Unpublished(NamedTuple):

@@ -16,7 +16,7 @@ import secrets
 import select
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager, suppress
 from errno import EAGAIN, EBUSY, EEXIST, EIO, ENOENT, ETIMEDOUT
 from functools import partial
@@ -56,6 +56,9 @@ _AT_ONCE, _FOR_A_POD = 32, 8
 _MOST_SOCKETS = 2
 #: Seconds for which a pod's operations wait for each other, and for which all that an unpublish takes is waited for.
 _PATIENCE = 60
+#: Seconds between looks for the emptyDir of a new volume, about two and a half in all: kubelet makes it at the same
+#: time as it has the volume published.
+_LOOK_AGAIN = [0.01 * 2**number for number in range(8)]
 
 
 class PublishedOtherwise(Refusal):
@@ -212,7 +215,7 @@ class Publications:
             if not known:
                 self._volumes.add(volume)  # before it is made: it has to be taken away even if this is killed now
             try:
-                return "published" if await self._make(volume) else "unchanged"
+                return "published" if await self._make(known or volume, () if known else _LOOK_AGAIN) else "unchanged"
             except Refusal:
                 if not known:
                     await self._give_up(volume)
@@ -233,8 +236,11 @@ class Publications:
                 % rival.id,
             )
 
-    async def _make(self, volume: Volume) -> bool:
-        """Have the mounter make what is missing of the volume, and serve it; whether anything was. Raises Refusal."""
+    async def _make(self, volume: Volume, pauses: Iterable[float]) -> bool:
+        """Have the mounter make what is missing of the volume, and serve it; whether anything was. Raises Refusal.
+
+        Where kubelet's directories for it are not there yet, it is tried again after each of these pauses, in seconds.
+        """
         known = self._served.get(volume.target)
         start = StartPublish(
             seconds=self._seconds,
@@ -243,9 +249,9 @@ class Publications:
             name=volume.name,
             old_clients=volume.old_clients,
             serving=known is not None,
+            nonce=volume.nonce,
         )
-        async with self._operation(b"cannot publish the volume", volume, start) as operation:
-            _, descriptors = await operation.expect_with_descriptors(Published, _MOST_SOCKETS)
+        descriptors = await self._sockets(volume, start, pauses)
         publication = known or Publication(volume, self._volumes)
         self._served[volume.target] = publication
         if descriptors:
@@ -254,6 +260,20 @@ class Publications:
             return bool(descriptors)
         await self._mount_eagerly(publication)
         return True
+
+    async def _sockets(self, volume: Volume, start: StartPublish, pauses: Iterable[float]) -> list[int]:
+        """Have the mounter make the volume, as `_make`; return its new sockets. While it pauses, this has no place of
+        the mounter's."""
+        for pause in pauses:
+            try:
+                return await self._sockets(volume, start, ())
+            except Refusal as refusal:
+                if refusal.errno != ENOENT:
+                    raise
+            await asyncio.sleep(pause)
+        async with self._operation(b"cannot publish the volume", volume, start) as operation:
+            _, descriptors = await operation.expect_with_descriptors(Published, _MOST_SOCKETS)
+        return descriptors
 
     async def _give_up(self, volume: Volume) -> None:
         """Take away what has been made of a volume that can't be published."""
@@ -277,8 +297,8 @@ class Publications:
         if publication := self._served.pop(target, None):
             await self._serve(publication, [])
             publication.end()
-        directory, name = (volume.directory, volume.name) if volume else (b"", b"")
-        start = StartUnpublish(self._seconds, target, directory, name)
+        socket = (volume.directory, volume.name, volume.nonce) if volume else (b"", b"", b"")
+        start = StartUnpublish(self._seconds, target, *socket)
         async with self._operation(b"cannot unpublish the volume", volume, start) as operation:
             operation.patience = _PATIENCE  # several steps, each of which is bounded
             await operation.expect(Unpublished)
@@ -363,9 +383,8 @@ class Publications:
         except TimeoutError:
             raise Refusal(EAGAIN, b"%b: too many operations of this pod are under way" % prefix) from None
         try:
-            operation = self._front.mounter.begin(start, [])
+            operation = await self._begin_in_place(start, account)
         except MounterFailed as error:
-            self._places.give_back(account)
             self._front.log(log.ERROR, str(error))
             raise Refusal(EAGAIN, b"%b: the broker's mounter takes no requests" % prefix) from None
         begun = time.monotonic()
@@ -380,6 +399,14 @@ class Publications:
             raise Refusal(problem, b"%b: %b" % (prefix, os.strerror(problem).encode())) from None
         finally:
             self._places.give_back_after(account, operation)
+
+    async def _begin_in_place(self, start: Start, account: AccountName) -> Operation:
+        """Have a child begin in the account's place, which is given back if none does. Raises MounterFailed."""
+        try:
+            return await self._front.mounter.begin(start, [])
+        except BaseException:
+            self._places.give_back(account)
+            raise
 
     async def _told(self, operation: str, target: bytes, volume: Volume | None, work: Coroutine[Any, Any, str]) -> None:
         """Have `work` done, whose result is a word; write the one record of it. Raises Refusal."""

@@ -60,7 +60,7 @@ async def _ask(front: Front, namespace: MountNamespace, mounts: list[Mount]) -> 
     lines = b"".join(b"%d %d\n" % (mount.device, mount.mount_id) for mount in mounts)
     start = StartRecognize(front.configuration.deadlines.operation, namespace, lines)
     try:
-        with front.mounter.begin(start, []) as operation:
+        with await front.mounter.begin(start, []) as operation:
             said = await operation.expect(Recognized)
     except OperationFailed as error:
         return set() if error.errno == ESRCH else None

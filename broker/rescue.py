@@ -28,14 +28,14 @@ LAST_WORD = 1.0
 
 async def abort(front: Front, mount: Mount, reason: str) -> None:
     """Abort the connection of `mount`. Raises OperationFailed (ENOENT: it is gone), OperationEnded, MounterFailed."""
-    with _begin(front, mount, 0) as operation:
+    with await _begin(front, mount, 0) as operation:
         await operation.expect(Aborted)
     _note_aborted(front, mount, reason)
 
 
-def _begin(front: Front, mount: Mount, unmoved: int) -> Operation:
+async def _begin(front: Front, mount: Mount, unmoved: int) -> Operation:
     seconds = front.configuration.deadlines.operation
-    return front.mounter.begin(StartAbort(seconds, mount.device, mount.connection, unmoved), [])
+    return await front.mounter.begin(StartAbort(seconds, mount.device, mount.connection, unmoved), [])
 
 
 def _note_aborted(front: Front, mount: Mount, reason: str) -> None:
@@ -70,7 +70,7 @@ async def _abort_if_hung(front: Front, mount: Mount, grace: float, over: asyncio
         await asyncio.wait_for(over.wait(), grace)
     except TimeoutError:
         with suppress(MounterFailed, OperationFailed, OperationRefused, OperationEnded):
-            with _begin(front, mount, front.configuration.deadlines.unmount) as operation:
+            with await _begin(front, mount, front.configuration.deadlines.unmount) as operation:
                 await _hear_before(over, operation)
             _note_aborted(front, mount, "its program hangs, and somebody waits for it")
 

@@ -10,6 +10,7 @@ import ipaddress
 import os
 import shutil
 import socket
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,6 +30,9 @@ BACKLOG = 16
 #: FileDescriptorName= of the socket on which metrics are asked for; all others are callers'.
 METRICS = "metrics"
 METRICS_BACKLOG = 64
+#: Seconds in which a broker of which a part was killed is gone, and between looks whether it is.
+_GONE_IN = 3.0
+_LOOK_AGAIN = 0.1
 #: Name of the root of fusectl in systemd's store of descriptors.
 FUSECTL = "fusectl"
 
@@ -203,13 +207,24 @@ def remove_directory(path: Path) -> None:
 
 
 def remove_stale(path: Path, kind: socket.SocketKind = socket.SOCK_SEQPACKET) -> None:
-    """Remove a socket on which nobody listens. Raises OSError (EADDRINUSE) when somebody does."""
+    """Remove a socket on which nobody listens. Raises OSError (EADDRINUSE) when somebody does, and goes on to."""
     if not path.is_socket():
         return  # nothing there, or bind(2) will say what is in the way
+    give_up = time.monotonic() + _GONE_IN
+    while _is_listened_on(path, kind):
+        if time.monotonic() > give_up:
+            raise OSError(errno.EADDRINUSE, "another broker listens there")
+        time.sleep(_LOOK_AGAIN)
+    path.unlink(missing_ok=True)
+
+
+def _is_listened_on(path: Path, kind: socket.SocketKind) -> bool:
     with socket.socket(socket.AF_UNIX, kind) as probe:
+        probe.setblocking(False)
         try:
             probe.connect(bytes(path))
-        except ConnectionRefusedError:
-            path.unlink()
-            return
-    raise OSError(errno.EADDRINUSE, "another broker listens there")
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except BlockingIOError:  # others wait there already
+            return True
+    return True

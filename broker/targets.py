@@ -242,7 +242,10 @@ def _detach(entry: int) -> None:
 
 
 def _attach_placeholder(entry: int) -> None:
-    """Mount a new filesystem that is empty and stays so. Raises OSError."""
+    """Mount a new filesystem that is empty and stays so, on a directory that has none. Raises OSError.
+
+    The child of an earlier mounter knows nothing of a later one's lock, and may be late: then it takes its own away.
+    """
     context = syscalls.fsopen(b"tmpfs", syscalls.FSOPEN_CLOEXEC)
     try:
         for key, value in ((b"source", _SOURCE), (b"mode", b"555"), (b"size", b"4k"), (b"nr_inodes", b"1")):
@@ -255,5 +258,14 @@ def _attach_placeholder(entry: int) -> None:
         os.close(context)
     try:
         attach(entry, mount)
+        if _lies_on_another(mount):
+            _detach(mount)
     finally:
         os.close(mount)
+
+
+def _lies_on_another(mount: int) -> bool:
+    """Whether there is another mount at the place where this one has just been attached."""
+    chain = mounts.chain(syscalls.statx_mount(mount)[1])
+    this, below = next(chain), next(chain, None)
+    return below is not None and this.place == below.place

@@ -147,6 +147,18 @@ class Child(NamedTuple):
         data = b"%d " % volume.front + plan.dump(volume.start)
         self.end.sendmsg([data], [rights(*volume.descriptors)], socket.MSG_NOSIGNAL)
 
+    def has_ended(self) -> bool:
+        """Whether it was killed while it waited."""
+        waiting = select.poll()
+        waiting.register(self.end, 0)
+        return bool(waiting.poll(0))
+
+    def dismiss(self) -> None:
+        """Have it end without having served, and reap it: else that is left to pid 1, which may be the supervisor."""
+        self.end.close()
+        with suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+
 
 class Attendant:
     """The twin's own side: it does for its child what that asks, at one target."""
@@ -187,7 +199,7 @@ class Attendant:
     def _restore_consumers(self, but: int) -> None:
         if self._mount is not None and self._replaced is not None:
             dead = mounts.look(self._replaced).device
-            consumers.restore(self._opened, self._path, dead, self._mount, but, self._seconds)
+            consumers.restore(self._opened, self._path, dead, self._mount, but, self._seconds, served=True)
 
     def _do(self, record: _Record, descriptors: list[int]) -> tuple[Done, list[int]]:
         signal.alarm(self._seconds)

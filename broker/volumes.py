@@ -4,14 +4,19 @@ What has been made for a volume has to be taken away some day, so it is written 
 known by its target, where kubelet wants it: the same one may be published to several pods, at a target each.
 """
 
+import secrets
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from broker.database import listed, make_table, once_a_boot, open_or_begin
-from broker.invariants import SECOND_SOCKET
+from broker.invariants import LONGEST_NONCE, SECOND_SOCKET
+
+
+def _nonce() -> bytes:
+    return secrets.token_hex(LONGEST_NONCE // 2).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +26,7 @@ class Volume:
     `directory` is that of the pod's emptyDir in which the socket `name` is. With `old_clients` that is one for the
     clients of meta-fuse-csi-plugin, with ours beside it. An `eager` one is mounted before anybody connects. `options`
     are mount options, separated by commas; `group` is the volume mount group, or `plan.NO_GROUP`. One that is to be
-    `alone` is published for one pod only.
+    `alone` is published for one pod only. `nonce` (`plan.StartPublish`) is none of what kubelet says of it.
     """
 
     target: bytes
@@ -36,6 +41,7 @@ class Volume:
     options: bytes
     group: int
     alone: bool = False
+    nonce: bytes = field(default_factory=_nonce, compare=False)
 
     @property
     def sockets(self) -> set[tuple[bytes, bytes]]:
@@ -44,8 +50,8 @@ class Volume:
         return {(self.directory, name) for name in names}
 
 
-_COLUMNS = [field.name for field in fields(Volume)]
-_BOOLEANS = {field.name for field in fields(Volume) if field.type is bool}
+_COLUMNS = [each.name for each in fields(Volume)]
+_BOOLEANS = {each.name for each in fields(Volume) if each.type is bool}
 #: Whether the descriptor of an eager volume has been handed to a FUSE program, since the machine was booted.
 _TAKEN = "taken"
 
@@ -109,7 +115,7 @@ class Volumes:
 def _read(database: sqlite3.Connection) -> tuple[list[Volume], set[bytes]]:
     """Make the table ready; return the volumes, and the targets of those that are taken."""
     database.execute("PRAGMA synchronous = NORMAL")  # whole after a crash of the machine, if not up to the last word
-    make_table(database, "volumes", [*_COLUMNS, _TAKEN], {})
+    make_table(database, "volumes", [*_COLUMNS, _TAKEN], {"nonce": "x''"})
     once_a_boot(database, f"UPDATE volumes SET {_TAKEN} = 0")
     volumes: list[Volume] = []
     taken: set[bytes] = set()

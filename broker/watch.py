@@ -145,7 +145,7 @@ class Watch:
         """Return what a child of the mounter says of the connections; nothing if it fails."""
         start = StartSurvey(self._front.configuration.deadlines.operation, search, connections)
         try:
-            with self._front.mounter.begin(start, []) as operation:
+            with await self._front.mounter.begin(start, []) as operation:
                 return (await operation.expect(Surveyed)).connections
         except (MounterFailed, OperationFailed, OperationRefused, OperationEnded):
             return b""
@@ -157,7 +157,7 @@ class Watch:
         """
         start = StartReap(self._front.configuration.deadlines.operation, mount.device, mount.namespace)
         try:
-            with self._front.mounter.begin(start, []) as operation:
+            with await self._front.mounter.begin(start, []) as operation:
                 try:
                     reaped = await operation.expect(Reaped)
                 finally:

@@ -21,6 +21,7 @@ from broker.csi.requests import (
     UNAVAILABLE,
     Answer,
     Done,
+    Probe,
     Publish,
     Question,
     Refused,
@@ -30,6 +31,7 @@ from broker.csi.requests import (
     Unpublish,
 )
 from broker.front import Front
+from broker.health import Health
 from broker.options import Refusal
 from broker.publications import Publications, PublishedOtherwise
 from broker.volumes import Volume
@@ -59,9 +61,10 @@ _NOTHING_KNOWN = Stated(0, False, 0, 0, 0, 0, 0, b"")
 class Desk:
     """Answers what is asked at the other end of `connection`."""
 
-    def __init__(self, front: Front, publications: Publications, connection: socket.socket) -> None:
+    def __init__(self, front: Front, publications: Publications, health: Health, connection: socket.socket) -> None:
         self._front = front
         self._publications = publications
+        self._health = health
         self._channel = Channel(connection)
         self._sending = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -115,6 +118,9 @@ class Desk:
             await self._publications.publish(volume_of(request))
         elif isinstance(request, Unpublish):
             await self._publications.unpublish(request.target)
+        elif isinstance(request, Probe):
+            if problem := await self._health.problem():
+                return Refused(request.number, FAILED_PRECONDITION, problem.encode())
         else:
             return await self._stat(request)
         return Done(request.number)

@@ -34,6 +34,8 @@ from fusermount3_proxy import __version__, wire
 
 #: Seconds that the front may take for one request. kubelet's own patience is 120 (csiTimeout in pkg/volume/csi).
 PATIENCE = 60
+#: Seconds for the answer to Probe. The livenessprobe of the DaemonSet waits for 3.
+PROBE_PATIENCE = 2
 #: Seconds that kubelet may take to hear the last answers.
 GRACE = 1
 
@@ -87,7 +89,7 @@ class Front:
             del self._unanswered[question.number]
 
     async def say(self, record: requests.Record) -> None:
-        """Say it as soon as there is room: only few records may wait (net.unix.max_dgram_qlen). Raises OSError."""
+        """Say it as soon as there is room. Raises OSError."""
         async with self._sending:
             await asyncio.get_running_loop().sock_sendall(self._channel.socket, requests.dump(record))
 
@@ -130,10 +132,11 @@ class Front:
 
 
 class Identity:
-    """The service of that name: which plugin this is."""
+    """The service of that name: which plugin this is. Asks `front` how the broker is."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, front: Front) -> None:
         self._settings = settings
+        self._front = front
 
     def handler(self) -> grpc.GenericRpcHandler:
         return _handler(
@@ -153,7 +156,14 @@ class Identity:
     ) -> csi_pb2.GetPluginCapabilitiesResponse:
         return csi_pb2.GetPluginCapabilitiesResponse()
 
-    async def _probe(self, _: csi_pb2.ProbeRequest, __: Context) -> csi_pb2.ProbeResponse:
+    async def _probe(self, _: csi_pb2.ProbeRequest, context: Context) -> csi_pb2.ProbeResponse:
+        """As /healthz of the metrics (`health`). CSI has FAILED_PRECONDITION for a plugin that is not healthy."""
+        try:
+            answer = await self._front.ask(requests.Probe(0), PROBE_PATIENCE)
+        except NoAnswer as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        if isinstance(answer, requests.Refused):
+            await context.abort(_STATUS[answer.code], answer.text.decode("utf-8", "replace"))
         return csi_pb2.ProbeResponse(ready=BoolValue(value=True))
 
 
@@ -296,7 +306,7 @@ def main(arguments: list[str]) -> int:
 async def _serve(connection: socket.socket, settings: Settings, write_log: Log) -> None:
     front = Front(connection)
     server = grpc.aio.server()
-    server.add_generic_rpc_handlers((Identity(settings).handler(), Node(settings, front, write_log).handler()))
+    server.add_generic_rpc_handlers((Identity(settings, front).handler(), Node(settings, front, write_log).handler()))
     with rpc.listening(server, settings.socket):
         await server.start()
         await front.say(requests.Done(0))

@@ -3,6 +3,7 @@
     plugin: Publish     front: Done or Refused
     plugin: Unpublish   front: Done or Refused
     plugin: Stat        front: Stated or Refused
+    plugin: Probe       front: Done or Refused
     plugin: TurnedAway
 
 Each answer has the `number` of its request; many may be under way at once. The plugin has checked what kubelet said
@@ -65,6 +66,12 @@ class Stat(NamedTuple):
     target: bytes
 
 
+class Probe(NamedTuple):
+    """Say whether callers could be served now."""
+
+    number: int
+
+
 class TurnedAway(NamedTuple):
     """The plugin has refused a request itself. The front counts those, so that there is one count of all."""
 
@@ -96,7 +103,7 @@ class Refused(NamedTuple):
     text: bytes
 
 
-Question = Publish | Unpublish | Stat
+Question = Publish | Unpublish | Stat | Probe
 Answer = Done | Stated | Refused
 Record = Question | TurnedAway | Answer
 _vocabulary: Vocabulary[Record] = Vocabulary(Record.__args__)

@@ -42,6 +42,9 @@ EXECUTED = {
     ("containers.md", "COPY fusermount3-proxy /usr/bin/\n"): "test_built_images.py",
     ("containers.md", "COPY fusermount3-proxy /usr/bin/fusermount3\n"): "test_built_images.py",
     ("containers.md", "podman run"): "test_built_images.py",
+    ("containers.md", "podman load --input build/images/fusermount3-proxy.tar"): "test_images.py",
+    ("containers.md", "COPY --from"): "test_images.py",
+    ("containers.md", "podman load --input build/images/fusermount3-broker.tar"): "test_images.py",
     ("index.md", "make demo"): "test_demo.py",
     ("install-systemd.md", "make static"): _SOURCE,
     ("install-systemd.md", "apt-get install gcc"): _SOURCE,
@@ -51,7 +54,7 @@ EXECUTED = {
     ("kubernetes.md", "FROM debian:12"): "test_built_images.py",
     ("kubernetes.md", "kubectl create namespace"): "test_chart.py",
     ("messages.md", "journalctl"): _SOURCE,
-    ("operations.md", "cp packaging/systemd"): _SOURCE,
+    ("operations.md", "systemctl enable"): _SOURCE,
     ("operations.md", "curl"): _SOURCE,
     ("programs.md", "FUSERMOUNT3PROXY_"): "test_other_names.py",
     ("pypi.md", "apt-get install"): "test_pip.py",
@@ -130,10 +133,10 @@ def options_of(command: str, page: str = "containers.md") -> list[str]:
     return words[2 : words.index("IMAGE")]
 
 
-def with_paths_of(broker: Broker, options: Iterable[str]) -> list[str]:
+def with_paths_of(broker: Broker, options: Iterable[str], proxy: Path = PROXY) -> list[str]:
     """Return the options with the places on this host in front of a colon, instead of those on an installed one."""
     proxies = ("/usr/bin/fusermount3-proxy", "$PWD/build/static/fusermount3-proxy")
-    here = {"/run/fusermount3-proxy": str(broker.socket.parent), **dict.fromkeys(proxies, str(PROXY))}
+    here = {"/run/fusermount3-proxy": str(broker.socket.parent), **dict.fromkeys(proxies, str(proxy))}
     split = [option.partition(":") for option in options]
     return [here.get(source, source) + colon + target for source, colon, target in split]
 

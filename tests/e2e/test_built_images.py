@@ -35,7 +35,7 @@ pytestmark = pytest.mark.e2e
 PROXY_VERSION = "fusermount3 version: 3.18.2\n"
 USER = "1000:1000"
 
-FOR_DPKG, FOR_OTHERS, FOR_NO_SHELL = containerfiles()
+FOR_DPKG, FOR_OTHERS, FOR_NO_SHELL, _ = containerfiles()
 (FOR_PODS,) = containerfiles("kubernetes.md")
 
 

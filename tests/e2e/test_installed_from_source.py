@@ -8,27 +8,24 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.callers.build import NotReachable, downloading
-from tests.callers.conftest import not_run
 from tests.e2e.conftest import wait_until
 from tests.e2e.documented import ROOT, block
+from tests.lab import pypi
 from tests.lab.broker import PROXY
-from tests.lab.cache import Cache, recipe_hash
 from tests.lab.commands import run
 from tests.lab.images import DebianRecipe, image_tag
-from tests.lab.podman import Container, Options, Volume
+from tests.lab.podman import Volume
 from tests.lab.programs import whoamifs
+from tests.packaging import machines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
-    from tests.lab.commands import Argument
+    from tests.lab.podman import Container
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
@@ -39,8 +36,6 @@ METRICS = "fusermount3-broker-metrics.socket"
 CONFIGURATION = "/etc/fusermount3-broker.toml"
 MOUNTPOINT = "/home/user/mnt"
 SOURCES, DOWNLOADS = "/srv/sources", "/srv/downloads"
-#: Those of which no wheel is to be had, so that they are compiled by whoever installs them.
-COMPILED = "systemd-python,pyxattr"
 
 
 def packages() -> list[str]:
@@ -52,20 +47,6 @@ def packages() -> list[str]:
 def recipe() -> DebianRecipe:
     """A system that boots, with those packages, and curl to ask for metrics."""
     return DebianRecipe("from-source", ("systemd", "systemd-sysv", "dbus", "curl", "procps", *packages()))
-
-
-def downloads() -> Path:
-    """Return the directory with what pip would download. Raises NotReachable."""
-
-    def download(directory: Path) -> None:
-        with downloading("the broker's dependencies"):
-            command: list[Argument] = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", directory]
-            run([*command, "--no-binary", COMPILED, ROOT, "setuptools", "wheel"], timeout=300)
-        for ours in directory.glob("fusermount3?proxy*"):
-            ours.unlink()
-
-    wanted = recipe_hash((ROOT / "setup.cfg").read_bytes(), (ROOT / "pyproject.toml").read_bytes())
-    return Cache().entry("from-source-downloads", wanted, download)
 
 
 class Machine:
@@ -85,40 +66,29 @@ class Machine:
         env = {"EDITOR": "true", **from_cache}
         return self.container.exec(["sh", "-c", script], workdir=SOURCES, env=env, timeout=300).stdout
 
-    def is_running(self) -> bool:
-        state = self.container.exec(["systemctl", "is-system-running"], check=False).stdout.strip()
-        return state == "running"
-
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     """The machine, after what the page says was done."""
-    try:
-        downloaded = downloads()
-    except NotReachable as error:
-        not_run(str(error))
-        raise
     sources = tmp_path_factory.mktemp("clone") / "sources"
     run([ROOT / "packaging/export", sources])
     (sources / "build/static").mkdir(parents=True)
     shutil.copy(PROXY, sources / "build/static")
-    volumes = [Volume(sources, SOURCES, "rw"), Volume(downloaded, DOWNLOADS), Volume(whoamifs(), "/usr/bin/whoamifs")]
-    options = Options(privileged=True, volumes=volumes, extra=["--systemd=always"])
-    with Container(image_tag(recipe()), ["/sbin/init"], options) as container:
+    volumes = [
+        Volume(sources, SOURCES, "rw"),
+        Volume(pypi.wheelhouse(pypi.PYTHONS["bookworm"]), DOWNLOADS),
+        Volume(whoamifs(), "/usr/bin/whoamifs"),
+    ]
+    with machines.booted(image_tag(recipe()), volumes) as container:
         machine = Machine(container)
-        wait_until(machine.is_running, 60)
-        # What systemd and udev do on a machine, and leave undone in a container.
-        machine.run("mount", "--make-rshared", "/")
-        machine.run("chmod", "0666", "/dev/fuse")
         machine.execute(block(PAGE, "python3 -m venv").commands)
+        machine.run("/opt/fusermount3-broker/bin/fusermount3-proxy", "--version")  # which pip has linked
         make, install = block(PAGE, "make static").commands
         assert make == "make static"  # which was done before any test
         machine.execute([install])
         machine.run("ln", "-s", "fusermount3-proxy", "/usr/bin/fusermount3")  # for the machine's own users
         yield machine
         machine.run("systemctl", "stop", SOCKET, SERVICE)
-        assert container.fuse_mounts() == []
-        assert machine.is_running()
 
 
 def test_it_serves(machine: Machine) -> None:
@@ -161,7 +131,7 @@ def test_the_log_is_found_by_what_a_user_was_told(machine: Machine) -> None:
 
 
 def test_metrics_are_told_after_what_the_page_says(machine: Machine) -> None:
-    machine.execute(block("operations.md", "cp packaging/systemd").commands)
+    machine.execute(block("operations.md", "systemctl enable").commands)
     by_port, by_socket = block("operations.md", "curl").commands
     wait_until(lambda: "fusermount3_broker_build_info" in machine.execute([by_port]))
     machine.run("systemctl", "disable", "--now", METRICS)

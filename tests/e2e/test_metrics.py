@@ -20,6 +20,7 @@ from fusermount3_proxy import wire
 from tests.e2e.caller import call_in
 from tests.e2e.conftest import RunBroker, containers, nothing_left, settle, wait_until
 from tests.e2e.hostile import O_PATH, Client, check_service, in_private_namespace, mount, mount_request, unmount
+from tests.lab.commands import CommandFailed
 from tests.lab.images import BUSYBOX, image_tag
 
 if TYPE_CHECKING:
@@ -212,6 +213,8 @@ def test_a_mounter_that_is_stopped_is_not_healthy_until_it_goes_on(
         child.suspend()
     problem = (503, "the mounter gave no answer within 1 s\n")
     wait_until(lambda: endpoint.get("/healthz") == problem)
+    with pytest.raises(CommandFailed, match="Error: the mounter gave no answer within 1 s"):
+        endpoint.broker.ask("health")
     before = endpoint.broker.status()["front"]["open_descriptors"]
     for _ in range(3):
         assert endpoint.get("/healthz") == problem
@@ -220,6 +223,7 @@ def test_a_mounter_that_is_stopped_is_not_healthy_until_it_goes_on(
     for process in stopped:
         process.resume()
     wait_until(lambda: endpoint.get("/healthz") == (200, "ok\n"))
+    assert endpoint.broker.ask("health") == "ok\n"
     in_private_namespace(lambda: check_service(endpoint.broker, place))
 
 

@@ -11,6 +11,7 @@ import signal
 import socket
 import stat as stat_module
 import time
+import uuid
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -21,10 +22,11 @@ import pytest
 
 from broker import marks, plan, syscalls, targets, twins
 from broker.descriptors import Descriptors
+from broker.mounter import SPARES
 from tests.e2e.conftest import wait_until
 from tests.e2e.hostile import in_private_namespace
 from tests.e2e.owned_front import PATIENCE, a_plan
-from tests.e2e.volumes import SOCKET, Program, Volume, a_volume, publish, serve, stat, unpublish
+from tests.e2e.volumes import NONCE, SOCKET, Program, Volume, a_volume, publish, serve, stat, unpublish
 from tests.lab import tinyfuse
 from tests.lab.commands import run
 from tests.lab.podman import mountinfo
@@ -168,6 +170,62 @@ def test_what_the_pod_has_where_a_socket_should_be_is_named_and_left_alone(
     with_volume(tmp_path, body)
 
 
+UNFINISHED = [f".fusermount3-broker.{NONCE.decode()}.{number}" for number in range(4)]
+"""What a socket of the volume may be called before it has its name."""
+
+
+@pytest.mark.parametrize("act", [publish, unpublish])
+@pytest.mark.parametrize("marked", [True, False])
+def test_what_a_killed_child_has_left_unfinished_is_removed_and_nothing_like_it(
+    marked: bool, act: Callable[[OwnedFront, Volume], object], tmp_path: Path
+) -> None:
+    def body(front: OwnedFront, volume: Volume) -> None:
+        for name in (UNFINISHED[0][:-2], UNFINISHED[0][:-1], f"{UNFINISHED[0]}0", ".fusermount3-broker.fedcba98.0"):
+            plant_socket(volume.empty_dir / name)
+        plant_file(volume.empty_dir / ".fusermount3-broker.file")
+        before = tree(volume.empty_dir)
+        for name in UNFINISHED:
+            plant_socket(volume.empty_dir / name)
+            if marked:
+                os.setxattr(volume.empty_dir / name, marks.MARK, b"1")
+        act(front, volume)
+        after = tree(volume.empty_dir)
+        after.pop(str(volume.empty_dir / SOCKET), None)
+        assert after == before
+
+    with_volume(tmp_path, body)
+
+
+@pytest.mark.parametrize("plant", [plant_link, plant_dangling_link, plant_fifo, plant_directory, plant_file])
+def test_what_is_no_socket_was_not_left_unfinished(plant: Callable[[Path], None], tmp_path: Path) -> None:
+    def body(front: OwnedFront, volume: Volume) -> None:
+        for name in UNFINISHED:
+            plant(volume.empty_dir / name)
+        before = tree(volume.empty_dir)
+        said = front.begin(volume.start_publish()).hear()
+        assert said == plan.Failed(errno.EADDRINUSE, f"make the socket {SOCKET}".encode())
+        unpublish(front, volume)
+        assert tree(volume.empty_dir) == before
+
+    with_volume(tmp_path, body)
+
+
+def test_what_another_child_is_about_to_finish_stays_and_holds_nobody_up(tmp_path: Path) -> None:
+    def body(front: OwnedFront, volume: Volume) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as others:
+            os.chdir(volume.empty_dir)
+            others.bind(UNFINISHED[0])
+            for each in publish(front, volume):
+                os.close(each)
+            assert {each.name for each in volume.empty_dir.iterdir()} == {SOCKET, UNFINISHED[0]}
+            unpublish(front, volume)
+            assert [each.name for each in volume.empty_dir.iterdir()] == [UNFINISHED[0]]
+        unpublish(front, volume)
+        assert list(volume.empty_dir.iterdir()) == []
+
+    with_volume(tmp_path, body)
+
+
 @pytest.mark.parametrize("plant", [plant_link, plant_dangling_link, plant_fifo, plant_file, plant_socket])
 def test_nothing_is_followed_on_the_way_to_the_emptydir(plant: Callable[[Path], None], tmp_path: Path) -> None:
     """A pod can't change that, but its volumes may be on a filesystem of somebody else's."""
@@ -199,6 +257,25 @@ def test_a_target_that_is_no_directory_is_left_alone(plant: Callable[[Path], Non
         unpublish(front, volume)
         assert tree(volume.target.parent) == before
         volume.target.unlink()
+
+    with_volume(tmp_path, body)
+
+
+def test_a_placeholder_that_comes_late_covers_nothing(tmp_path: Path) -> None:
+    """That of an earlier mounter's child, which has seen the directory before there was anything on it."""
+
+    def body(front: OwnedFront, volume: Volume) -> None:
+        volume.target.mkdir()
+        entry = os.open(volume.target, os.O_PATH)
+        for each in publish(front, volume):
+            os.close(each)
+        before = volume.mounts()
+        os.chdir("/proc")
+        targets._attach_placeholder(entry)
+        assert volume.mounts() == before
+        os.close(entry)
+        unpublish(front, volume)
+        volume.target.rmdir()
 
     with_volume(tmp_path, body)
 
@@ -237,9 +314,9 @@ def test_a_directory_in_which_something_is_becomes_no_target(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "start",
     [
-        plan.StartPublish(PATIENCE, b"../x", b"pods/a/volumes/kubernetes.io~empty-dir/b", b"s", False, False),
-        plan.StartPublish(PATIENCE, b"x", b"plugins", b"s", False, False),
-        plan.StartUnpublish(PATIENCE, b"pods/a", b"", b""),
+        plan.StartPublish(PATIENCE, b"../x", b"pods/a/volumes/kubernetes.io~empty-dir/b", b"s", False, False, NONCE),
+        plan.StartPublish(PATIENCE, b"x", b"plugins", b"s", False, False, NONCE),
+        plan.StartUnpublish(PATIENCE, b"pods/a", b"", b"", b""),
         plan.StartStat(PATIENCE, b"/etc"),
         plan.StartEager(PATIENCE, b"pods/../x", plan.NO_GROUP),
     ],
@@ -307,6 +384,43 @@ def test_a_program_is_served_when_no_children_were_forked_ahead(tmp_path: Path) 
             program.keep(program.mount(conversation))
             assert volume.file.read_bytes() == content
             program.kill()
+
+    with_volume(tmp_path, body)
+
+
+def forked_ahead(front: OwnedFront) -> list[psutil.Process]:
+    """Return the children of the mounter's children; with no operation under way, they wait for a volume."""
+    return [each for child in psutil.Process(front.pid).children() for each in child.children()]
+
+
+def test_a_program_is_served_when_children_that_were_forked_ahead_have_been_killed(tmp_path: Path) -> None:
+    def body(front: OwnedFront, volume: Volume) -> None:
+        publish(front, volume)
+        wait_until(lambda: len(forked_ahead(front)) >= SPARES - 1)
+        for each in forked_ahead(front):
+            each.kill()
+        for content in (b"one", b"two", b"three", b"four"):
+            program = serve(front, volume, content)
+            assert volume.file.read_bytes() == content
+            program.kill()
+
+    with_volume(tmp_path, body)
+
+
+def test_children_that_were_forked_ahead_for_nothing_leave_nobody_to_reap(tmp_path: Path) -> None:
+    def body(front: OwnedFront, _: Volume) -> None:
+        syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)  # as if this were pid 1
+        wait_until(lambda: len(forked_ahead(front)) >= SPARES - 1)
+        spares = psutil.Process(front.pid).children()
+
+        def all_had_other_things_to_do() -> bool:
+            conversation = front.begin(plan.StartCheck(PATIENCE))
+            assert conversation.hear() == plan.Checked()
+            conversation.close()
+            return not any(each.is_running() for each in spares)
+
+        wait_until(all_had_other_things_to_do)
+        assert [each.pid for each in psutil.Process().children()] == [front.pid]
 
     with_volume(tmp_path, body)
 
@@ -909,7 +1023,7 @@ def test_a_descriptor_of_another_filesystem_is_not_given_out(tmp_path: Path) -> 
 def consumer(volume: Volume, place: Path, *, read_only: bool, cgroup: str) -> int:
     """Have a process of the pod's that has the volume at `place` as it is now, and gets nothing else of it."""
     directory = _cgroups() / cgroup
-    directory.mkdir()
+    directory.mkdir(parents=True)
     child = os.fork()
     if child == 0:
         with suppress(BaseException):
@@ -941,7 +1055,7 @@ def of(pid: int, place: Path) -> Path:
 
 
 def test_containers_that_have_the_dead_filesystem_get_the_new_one_but_only_those_of_the_pod(tmp_path: Path) -> None:
-    """As they were started: what is read-only to one stays so."""
+    """As they were started: what is read-only to one stays so. Another pod has named a cgroup like this one."""
     places = [tmp_path / name for name in ("plain", "read-only", "foreign")]
     for place in places:
         place.mkdir()
@@ -949,7 +1063,11 @@ def test_containers_that_have_the_dead_filesystem_get_the_new_one_but_only_those
     def body(front: OwnedFront, volume: Volume) -> None:
         publish(front, volume)
         program = serve(front, volume, b"0")
-        names = [f"test-pod{volume.pod}", f"test-pod{volume.pod.replace('-', '_')}.slice", "test-another-pod"]
+        names = [
+            f"kubepods/pod{volume.pod}/container",
+            f"kubepods.slice/kubepods-pod{volume.pod.replace('-', '_')}.slice",
+            f"kubepods/pod{uuid.uuid4()}/pod{volume.pod}",
+        ]
         consumers = [
             consumer(volume, place, read_only=place is places[1], cgroup=name)
             for place, name in zip(places, names, strict=True)
@@ -986,6 +1104,7 @@ def is_content(content: bytes, path: Path) -> bool:
 def _removed(directory: Path) -> bool:
     with suppress(OSError):  # its last process is about to end
         directory.rmdir()
+        directory.parent.rmdir()
     return not directory.exists()
 
 

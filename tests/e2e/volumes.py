@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SOCKET = "fuse.sock"
+NONCE = b"0123456789abcdef"
 
 
 class Volume:
@@ -49,13 +50,14 @@ class Volume:
         return bytes(path.relative_to(self._kubelet))
 
     def start_publish(self, *, old_clients: bool = False, serving: bool = False) -> plan.StartPublish:
+        directory = self.relative(self.empty_dir)
         return plan.StartPublish(
-            PATIENCE, self.relative(self.target), self.relative(self.empty_dir), SOCKET.encode(), old_clients, serving
+            PATIENCE, self.relative(self.target), directory, SOCKET.encode(), old_clients, serving, NONCE
         )
 
     def start_unpublish(self, seconds: int = PATIENCE) -> plan.StartUnpublish:
         directory = self.relative(self.empty_dir)
-        return plan.StartUnpublish(seconds, self.relative(self.target), directory, SOCKET.encode())
+        return plan.StartUnpublish(seconds, self.relative(self.target), directory, SOCKET.encode(), NONCE)
 
     def mounts(self) -> list[Mount]:
         """Return what is mounted at the target, from below."""

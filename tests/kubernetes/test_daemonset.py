@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import secrets
-import subprocess
-import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from broker.csi import csi_pb2 as csi
-from tests.kubernetes.objects import Object, of_base, the
-from tests.lab.broker import PROGRAM
-from tests.lab.csi import Plugin
+from tests.kubernetes.daemonset import broker_of, publish_and_unpublish
 from tests.lab.node import Node
-from tests.lab.podman import LIMITS, PREFIX, RUNTIME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.lab.commands import Argument
-
 pytestmark = pytest.mark.e2e
-
-ROOT = Path(__file__).parents[2]
-POD = "0b3e7535-f976-405e-8752-cf82b3e9a865"
-VOLUMES = Path("pods") / POD / "volumes"
-TARGET = VOLUMES / "kubernetes.io~csi/data/mount"
 
 
 @pytest.fixture
@@ -38,73 +22,6 @@ def node() -> Iterator[Node]:
         yield node
 
 
-def sources(node: Node) -> dict[str, Path]:
-    """Return the directories of the node that stand for the volumes of the DaemonSet's pod, by their names."""
-    directories = {name: node.directory / name for name in ("plugin", "state", "run", "configuration")}
-    for each in directories.values():
-        each.mkdir()
-    for name, content in the("ConfigMap", of_base())["data"].items():
-        (directories["configuration"] / name).write_text(content)
-    return directories | {"pods": node.kubelet / "pods"}
-
-
-def command(spec: Object, container: Object, volumes: dict[str, Path], name: str) -> list[Argument]:
-    """Return what runs the container; its image is the root of this machine, of which nothing is changed."""
-    context = container["securityContext"]
-    assert context == {"privileged": True, "readOnlyRootFilesystem": True} and spec["hostPID"]
-    options: list[Argument] = ["--privileged", "--read-only", "--read-only-tmpfs=false", "--pid=host"]
-    for mount in container["volumeMounts"]:
-        propagation = {"Bidirectional": "rshared"}.get(mount.get("mountPropagation", ""), "rprivate")
-        mode = "ro" if mount.get("readOnly") else "rw"
-        options += ["--volume", f"{volumes[mount['name']]}:{mount['mountPath']}:{mode},{propagation}"]
-    options += ["--volume", f"{ROOT}:{ROOT}:ro", "--rootfs", "/:O"]
-    words = [PROGRAM if word == PROGRAM.name else word for word in container["command"]]
-    arguments = [word.replace("$(NODE_NAME)", "node") for word in container["args"]]
-    return ["podman", "run", "--rm", "--name", name, "--network=none", *RUNTIME, *LIMITS, *options, *words, *arguments]
-
-
-@contextlib.contextmanager
-def broker_of(node: Node) -> Iterator[Plugin]:
-    """Run the DaemonSet's first container on the node, and give its plugin when that is ready."""
-    spec = the("DaemonSet", of_base())["spec"]["template"]["spec"]
-    volumes = sources(node)
-    name = f"{PREFIX}{secrets.token_hex(4)}"
-    log = node.directory / "log"
-    with log.open("wb") as output:
-        argv = node.command(*command(spec, spec["containers"][0], volumes, name))
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
-    try:
-        plugin = Plugin(volumes["plugin"] / "csi.sock")
-        give_up = time.monotonic() + 60
-        while not plugin.is_ready():
-            assert process.poll() is None and time.monotonic() < give_up, log.read_text()
-            time.sleep(0.1)
-        yield plugin
-    finally:
-        node.run(["podman", "stop", "--time", str(spec["terminationGracePeriodSeconds"]), name], check=False)
-        status = process.wait(timeout=60)
-    assert status == 0, log.read_text()
-
-
 def test_a_volume_is_published_for_the_node(node: Node) -> None:
-    sockets = node.seen(node.kubelet / VOLUMES / "kubernetes.io~empty-dir/fuse-fd-passing")
-    sockets.mkdir(parents=True)
-    node.seen(node.kubelet / TARGET).parent.mkdir(parents=True)
-    capability = csi.VolumeCapability(
-        mount=csi.VolumeCapability.MountVolume(),
-        access_mode=csi.VolumeCapability.AccessMode(mode=csi.VolumeCapability.AccessMode.SINGLE_NODE_WRITER),
-    )
-    request = csi.NodePublishVolumeRequest(
-        volume_id="volume",
-        target_path=f"/var/lib/kubelet/{TARGET}",
-        volume_capability=capability,
-        volume_context={"csi.storage.k8s.io/pod.uid": POD},
-    )
     with broker_of(node) as plugin:
-        plugin.publish(request)
-        (placeholder,) = node.mounts(node.kubelet / TARGET)
-        assert (placeholder.fstype, placeholder.source) == ("tmpfs", "fusermount3-broker")
-        assert [each.name for each in sockets.iterdir()] == ["fuse-csi-ephemeral.sock"]
-        plugin.unpublish(request.volume_id, Path(request.target_path))
-        assert node.mounts(node.kubelet / TARGET) == []
-        assert [*sockets.iterdir(), *node.seen(node.kubelet / TARGET).parent.iterdir()] == []
+        publish_and_unpublish(node, plugin)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fusermount3_proxy import __version__
-from tests.e2e.documented import block, options_of
+from tests.e2e.documented import block, options_of, with_paths_of
 from tests.lab import pypi
 from tests.lab.broker import Broker
 from tests.lab.commands import Argument, run
@@ -40,15 +40,10 @@ def test_a_broker_that_pip_has_installed_mounts_for_a_container_that_is_given_th
     known: list[Argument] = ["--no-index", "--find-links", dist, "--find-links", pypi.wheelhouse(python)]
     run([programs / "pip", "install", *known, "fusermount3-proxy"], timeout=300)
     with Broker(command=(programs / "fusermount3-broker",)) as broker:
-        here = {
-            "/run/fusermount3-proxy": broker.socket.parent,
-            "/usr/bin/fusermount3-proxy": programs / "fusermount3-proxy",
-        }
-        words = [option.partition(":") for option in options_of("podman run", PAGE)]
         options = Options(
             user="1000:1000",
             volumes=[Volume(whoamifs(), "/bin/whoamifs")],
-            extra=[f"{here.get(source, source)}{colon}{target}" for source, colon, target in words],
+            extra=with_paths_of(broker, options_of("podman run", PAGE), programs / "fusermount3-proxy"),
         )
         with Container(image_tag(BUSYBOX), options=options) as container:
             container.exec(["whoamifs", MOUNTPOINT])

@@ -107,7 +107,7 @@ class FakeMounter:
         self.connection: socket.socket
         """The front's end of the connection that is served."""
 
-    def begin(self, start: Any, descriptors: list[int]) -> Operation:
+    async def begin(self, start: Any, descriptors: list[int]) -> Operation:
         connection, pidfd = descriptors
         assert connection == self.connection.fileno()
         os.fstat(pidfd)
@@ -116,7 +116,7 @@ class FakeMounter:
         child.request = child.take()
         return operation
 
-    def dismiss(self, connections: list[socket.socket], seconds: int) -> Operation:
+    async def dismiss(self, connections: list[socket.socket], seconds: int) -> Operation:
         assert self.connection.fileno() == -1, "it is another's"
         (self.connection,) = connections
         operation, child = self._begin(seconds)

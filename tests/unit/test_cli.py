@@ -203,6 +203,19 @@ def test_status_as_json_is_what_the_broker_answered(fake_control: FakeControlSoc
     assert json.loads(run("status", "--config", fake_control.config, "--json").output) == STATUS
 
 
+def test_a_broker_that_can_serve_is_healthy(fake_control: FakeControlSocket) -> None:
+    fake_control.answer({"problem": ""})
+    result = run("health", "--config", fake_control.config)
+    assert fake_control.questions == [b"health\n"]
+    assert (result.exit_code, result.output) == (0, "ok\n")
+
+
+def test_a_broker_that_can_not_serve_is_not_healthy_and_says_why(fake_control: FakeControlSocket) -> None:
+    fake_control.answer({"problem": "the broker is ending"})
+    result = run("health", "--config", fake_control.config)
+    assert (result.exit_code, result.output) == (1, "Error: the broker is ending\n")
+
+
 def test_mounts_are_a_table_of_one_line_each(fake_control: FakeControlSocket) -> None:
     fake_control.answer([MOUNT, MOUNT | {"request": "ffff", "mountpoint": "/" + "long/" * 100}])
     result = run("mounts", "--config", fake_control.config)
@@ -264,7 +277,7 @@ def test_what_a_caller_chose_cannot_move_the_terminals_cursor(
 
 
 def test_a_broker_that_does_not_run_is_told(fake_control: FakeControlSocket) -> None:
-    for command in ("status", "mounts", "top"):
+    for command in ("status", "health", "mounts", "top"):
         result = run(command, "--config", fake_control.config)
         assert result.exit_code == 1
         assert result.output.startswith(f"Error: no broker answers at {fake_control.path}: ")

@@ -15,6 +15,7 @@ import pytest
 from broker import plan
 from broker.csi import requests
 from broker.csi.desk import Desk
+from broker.health import Health
 from broker.options import Refusal
 from broker.publications import Publications
 from fusermount3_proxy import wire
@@ -49,20 +50,32 @@ class FakePublications(Publications):
         return found
 
 
+class FakeHealth(Health):
+    """Says always the same."""
+
+    def __init__(self, problem: str) -> None:
+        self._problem = problem
+
+    async def problem(self) -> str:
+        return self._problem
+
+
 def answer_to(
     request: requests.Record,
     volumes: dict[bytes, dict[bytes, plan.Stated | Refusal]],
     before: Iterable[requests.Record] = (),
     counted: Counter[str] | None = None,
+    problem: str = "",
 ) -> requests.Record:
-    """Return the answer to `request`, after `before` was said; `counted` is the front's count of requests."""
+    """Return the answer to `request`, after `before` was said; `counted` is the front's count of requests, `problem`
+    what is wrong with its health."""
 
     async def ask() -> requests.Record:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         front: Any = SimpleNamespace(log=lambda *_, **__: None, requests=counted)
         with ours, theirs:
             ours.setblocking(False)
-            desk = asyncio.create_task(Desk(front, FakePublications(volumes), theirs).run())
+            desk = asyncio.create_task(Desk(front, FakePublications(volumes), FakeHealth(problem), theirs).run())
             loop = asyncio.get_running_loop()
             assert requests.load(await loop.sock_recv(ours, wire.MAX_MESSAGE)) == requests.Done(0)
             for each in (*before, request):
@@ -91,6 +104,12 @@ def test_a_volume_that_is_well_says_how_full_it_is() -> None:
 @pytest.mark.parametrize("how", [DEAD, HUNG], ids=["dead", "hung"])
 def test_a_volume_in_trouble_says_why(how: plan.Stated | Refusal) -> None:
     assert trouble(b"a", {b"v": {b"a": how}})
+
+
+def test_a_broker_that_could_not_serve_says_why() -> None:
+    assert answer_to(requests.Probe(7), {}) == requests.Done(7)
+    refused = requests.Refused(7, requests.FAILED_PRECONDITION, b"the broker is ending")
+    assert answer_to(requests.Probe(7), {}, problem="the broker is ending") == refused
 
 
 def test_without_a_target_the_worst_is_told() -> None:

@@ -157,7 +157,27 @@ def test_it_says_who_it_is(plugin: Plugin) -> None:
         csi_pb2.GetPluginCapabilitiesResponse,
     )
     assert not capabilities.capabilities
-    assert plugin.call("Identity/Probe", csi_pb2.ProbeRequest(), csi_pb2.ProbeResponse).ready.value
+
+
+def probe(plugin: Plugin) -> bool:
+    """Return whether the plugin says that it is ready. Raises grpc.RpcError."""
+    return plugin.call("Identity/Probe", csi_pb2.ProbeRequest(), csi_pb2.ProbeResponse).ready.value
+
+
+def test_it_is_ready_if_the_front_is_well(plugin: Plugin) -> None:
+    with plugin.front.answering():
+        assert probe(plugin)
+        plugin.front.answer = lambda question: requests.Refused(
+            question.number, requests.FAILED_PRECONDITION, b"the mounter gave no answer within 1 s"
+        )
+        not_well = (grpc.StatusCode.FAILED_PRECONDITION, "the mounter gave no answer within 1 s")
+        assert refusal(lambda: probe(plugin)) == not_well
+    assert {type(question) for question in plugin.front.asked} == {requests.Probe}
+
+
+def test_it_is_not_ready_without_a_front_and_says_so_in_time(plugin: Plugin) -> None:
+    not_there = (grpc.StatusCode.FAILED_PRECONDITION, "the broker has not answered within 2 seconds")
+    assert refusal(lambda: probe(plugin)) == not_there
 
 
 def test_it_says_which_node_it_serves_and_what_it_can(plugin: Plugin) -> None:
@@ -266,9 +286,10 @@ def test_many_requests_are_under_way_at_once(plugin: Plugin) -> None:
     with ThreadPoolExecutor(many) as executor:
         calls = [executor.submit(plugin.publish, f"csi-{number}") for number in range(many)]
         questions = [plugin.front.hear_question() for _ in range(many)]
-        assert {question.id.decode() for question in questions} == {f"csi-{number}" for number in range(many)}
+        ids = {question.number: question.id for question in questions if isinstance(question, requests.Publish)}
+        assert {each.decode() for each in ids.values()} == {f"csi-{number}" for number in range(many)}
         assert not any(call.done() for call in calls)
-        odd = {question.number for question in questions if int(question.id[4:]) % 2}
+        odd = {number for number, each in ids.items() if int(each[4:]) % 2}
         for question in reversed(questions):
             refused = requests.Refused(question.number, requests.NOT_FOUND, b"odd")
             plugin.front.say(refused if question.number in odd else requests.Done(question.number))

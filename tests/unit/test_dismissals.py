@@ -107,6 +107,7 @@ def test_what_may_have_descriptors_in_it_is_a_childs(
 ) -> None:
     async def act() -> None:
         front = scene.over(A, *records, gone=gone)
+        await turns()
         assert front.fileno() == -1, "the child is the last who has it"
         child = scene.the_child()
         (connection,) = child.connections
@@ -127,6 +128,7 @@ def test_what_may_have_descriptors_in_it_is_a_childs(
 def test_the_front_takes_what_is_before_a_record_with_descriptors(scene: Scene) -> None:
     async def act() -> None:
         scene.over(A, (b"x", 0), (b"y", 2))
+        await turns()
         child = scene.the_child()
         (connection,) = child.connections
         said, came, _, _ = socket.recv_fds(connection, 1000, 10)
@@ -142,11 +144,14 @@ def test_the_front_takes_what_is_before_a_record_with_descriptors(scene: Scene) 
 def test_what_comes_while_a_child_is_busy_is_the_next_ones_together(scene: Scene) -> None:
     async def act() -> None:
         scene.over(A, (b"x", 1))
+        await turns()
         first = scene.the_child()
         for _ in range(5):
             scene.over(A, (b"x", 1))
+        await turns()
         assert scene.child() is None
         scene.over(B, (b"x", 1))
+        await turns()
         other = scene.the_child()
         assert len(other.connections) == 1, "another account does not wait"
         first.end()
@@ -158,6 +163,7 @@ def test_what_comes_while_a_child_is_busy_is_the_next_ones_together(scene: Scene
         await turns()
         assert scene.child() is None
         scene.over(A, (b"x", 1))
+        await turns()
         scene.the_child().end()
         await turns()
 
@@ -167,8 +173,10 @@ def test_what_comes_while_a_child_is_busy_is_the_next_ones_together(scene: Scene
 def test_a_child_that_does_not_end_keeps_no_more_than_one_record_takes(scene: Scene) -> None:
     async def act() -> None:
         scene.over(A, (b"x", 1))
+        await turns()
         stuck = scene.the_child()
         fronts = [scene.over(A, (b"x", 1)) for _ in range(252)]
+        await turns()
         assert all(front.fileno() == -1 for front in fronts)
         another = scene.the_child()
         assert len(another.connections) == 252
@@ -184,7 +192,9 @@ def test_without_a_mounter_connections_are_closed_all_the_same(scene: Scene) -> 
     scene.control.close()
 
     async def act() -> None:
-        assert scene.over(A, (b"x", 1)).fileno() == -1
+        front = scene.over(A, (b"x", 1))
+        await turns()
+        assert front.fileno() == -1
 
     asyncio.run(act())
     (message,) = scene.logged

@@ -368,7 +368,7 @@ class FakeMounter:
         self.children: list[FakeChild] = []
         self.down = False
 
-    def begin(self, start: Any, descriptors: list[int]) -> Operation:
+    async def begin(self, start: Any, descriptors: list[int]) -> Operation:
         if self.down:
             raise MounterFailed("it is down")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -379,8 +379,8 @@ class FakeMounter:
         self.children.append(child)
         return Operation(ours, start.seconds)
 
-    def dismiss(self, connections: list[socket.socket], seconds: int) -> Operation:
-        return self.begin(plan.StartDismissal(seconds), [each.fileno() for each in connections])
+    async def dismiss(self, connections: list[socket.socket], seconds: int) -> Operation:
+        return await self.begin(plan.StartDismissal(seconds), [each.fileno() for each in connections])
 
 
 class FrontUnderStress(RuleBasedStateMachine):

@@ -25,7 +25,7 @@ class FakeMounter:
         self._answers = list(answers)
         self.children: list[socket.socket] = []
 
-    def begin(self, start: plan.Record, descriptors: list[int]) -> Operation:
+    async def begin(self, start: plan.Record, descriptors: list[int]) -> Operation:
         assert (start, descriptors) == (StartCheck(1), [])
         answer = self._answers.pop(0)
         if isinstance(answer, Exception):

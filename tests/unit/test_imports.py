@@ -103,7 +103,7 @@ def test_the_mounter_imports_little() -> None:
     assert used <= small | BUILT_IN
 
 
-@pytest.mark.parametrize("module", ["policy", "options", "plan", "limits", "csi/volume", "csi/requests"])
+@pytest.mark.parametrize("module", ["policy", "options", "plan", "cgroups", "limits", "csi/volume", "csi/requests"])
 def test_the_decisions_do_no_input_or_output(module: str) -> None:
     file = ROOT / "broker" / f"{module}.py"
     pure = {"collections", "dataclasses", "difflib", "errno", "functools", "itertools", "os", "re", "stat", "typing"}

@@ -11,6 +11,7 @@ from broker.plan import MountPlan
 
 POD = b"0b1c2d3e-1111-2222-3333-444455556666"
 ANOTHER = b"0b1c2d3e-1111-2222-3333-444455557777"
+NONCE = b"0123456789abcdef"
 TARGET = b"pods/%b/volumes/kubernetes.io~csi/data/mount" % POD
 DIRECTORY = b"pods/%b/volumes/kubernetes.io~empty-dir/fuse-fd-passing" % POD
 
@@ -36,12 +37,12 @@ def test_no_target_is_anything_else(target: bytes) -> None:
 @pytest.mark.parametrize("target", [TARGET, b"csi-mount/target"])
 @pytest.mark.parametrize("name", [b"s", b"x" * invariants.LONGEST_SOCKET])
 def test_a_socket_is_in_an_emptydir_of_the_pod(target: bytes, name: bytes) -> None:
-    assert invariants.allow_socket(DIRECTORY, name, target)
+    assert invariants.allow_socket(DIRECTORY, name, NONCE, target)
 
 
 @pytest.mark.parametrize("name", [b"", b".", b"..", b"x/y", b"/x", b"x" * (invariants.LONGEST_SOCKET + 1)])
 def test_no_socket_has_a_name_that_is_none_or_too_long(name: bytes) -> None:
-    assert not invariants.allow_socket(DIRECTORY, name, TARGET)
+    assert not invariants.allow_socket(DIRECTORY, name, NONCE, TARGET)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,16 @@ def test_no_socket_has_a_name_that_is_none_or_too_long(name: bytes) -> None:
     ],
 )
 def test_no_socket_is_anywhere_else(directory: bytes) -> None:
-    assert not invariants.allow_socket(directory, b"s", TARGET)
+    assert not invariants.allow_socket(directory, b"s", NONCE, TARGET)
+
+
+def test_a_volume_of_an_earlier_version_has_no_nonce() -> None:
+    assert invariants.allow_socket(DIRECTORY, b"s", b"", TARGET)
+
+
+@pytest.mark.parametrize("nonce", [NONCE + b"0", b"/", b"../..", b"\0", b"ABCDEF", b"0 "])
+def test_no_nonce_is_anything_else(nonce: bytes) -> None:
+    assert not invariants.allow_socket(DIRECTORY, b"s", nonce, TARGET)
 
 
 def test_what_is_mounted_before_there_is_a_program_is_roots_directory() -> None:

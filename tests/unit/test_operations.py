@@ -42,7 +42,7 @@ def control(ends: tuple[socket.socket, socket.socket]) -> socket.socket:
 
 def begin(mounter: Mounter) -> Operation:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-        return mounter.begin(START, [connection.fileno(), 0])
+        return asyncio.run(mounter.begin(START, [connection.fileno(), 0]))
 
 
 # The way to the mounter
@@ -89,7 +89,7 @@ def test_what_nobody_wants_is_given_to_a_child_to_lose(mounter: Mounter, control
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         theirs.send(b"unwanted")
-        with mounter.dismiss([ours], 5):
+        with asyncio.run(mounter.dismiss([ours], 5)):
             data, (conversation, connection), _, _ = socket.recv_fds(control, 1000, 10)
             ours.close()
         assert plan.load(data) == StartDismissal(seconds=5)
@@ -98,11 +98,55 @@ def test_what_nobody_wants_is_given_to_a_child_to_lose(mounter: Mounter, control
             assert given.recv(1000) == b"unwanted"
 
 
-def test_a_mounter_that_has_too_much_to_do_is_not_waited_for(mounter: Mounter) -> None:
+@pytest.fixture
+def narrow(ends: tuple[socket.socket, socket.socket]) -> Mounter:
+    """A mounter to which the way holds only few records."""
+    ends[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    return Mounter(ends[0])
+
+
+def test_a_mounter_that_has_too_much_to_do_for_a_step_takes_no_more(narrow: Mounter) -> None:
     before = open_descriptors()
-    with pytest.raises(MounterFailed, match="takes no operation"):
-        for _ in range(10_000):
-            begin(mounter).__exit__(None, None, None)
+
+    async def ask() -> None:
+        for _ in range(64):
+            (await narrow.begin(START._replace(seconds=1), [0])).close()
+
+    with pytest.raises(MounterFailed, match="no room for 1 seconds"):
+        asyncio.run(ask())
+    assert open_descriptors() == before
+
+
+def test_who_comes_in_a_burst_waits_for_room_in_turn(narrow: Mounter, control: socket.socket) -> None:
+    control.setblocking(False)
+
+    async def ask(number: int) -> None:
+        (await narrow.begin(START._replace(name=b"%d" % number), [])).close()
+
+    def take() -> int:
+        data, descriptors, _, _ = socket.recv_fds(control, 1000, 10)
+        for each in descriptors:
+            os.close(each)
+        started = plan.load(data)
+        assert isinstance(started, StartUnmount)
+        return int(started.name)
+
+    async def burst() -> list[int]:
+        asking = [asyncio.create_task(ask(number)) for number in range(64)]
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not all(each.done() for each in asking), "there is no room for all of them"
+        asking[40].cancel()  # who goes away meanwhile holds nobody up
+        taken: list[int] = []
+        while len(taken) < 63:
+            with suppress(BlockingIOError):
+                taken.append(take())
+            await asyncio.sleep(0)
+        await asyncio.gather(*asking[:40], *asking[41:])
+        return taken
+
+    before = open_descriptors()
+    assert asyncio.run(asyncio.wait_for(burst(), 30)) == [number for number in range(64) if number != 40]
     assert open_descriptors() == before
 
 

@@ -18,6 +18,7 @@ from broker import plan
 from broker.call import Call
 from broker.channel import Channel
 from broker.front import Front
+from broker.limits import AccountName
 from broker.operations import Mounter, MounterFailed, Operation
 from broker.options import Refusal
 from broker.publications import Publication, Publications, PublishedOtherwise
@@ -53,7 +54,7 @@ class FakeMounter:
         self._connect = connect
         self._children: set[asyncio.Task[None]] = set()
 
-    def begin(self, start: Any, descriptors: list[int]) -> Operation:
+    async def begin(self, start: Any, descriptors: list[int]) -> Operation:
         assert not descriptors
         if self.failure and self.failure.step == b"begin":
             raise MounterFailed("no")
@@ -253,6 +254,24 @@ def test_a_socket_that_is_gone_is_made_again_when_kubelet_asks(run: Run) -> None
     run(test)
 
 
+def test_a_volume_waits_a_little_for_what_kubelet_makes_at_the_same_time(run: Run) -> None:
+    async def test(scene: Scene) -> None:
+        scene.mounter.failure = plan.Failed(errno.ENOENT, b"open the emptyDir")
+        publishing = asyncio.create_task(scene.publications.publish(VOLUME))
+        while len(scene.mounter.started) < 4:
+            await asyncio.sleep(0.01)
+        while scene.publications._places.taken(AccountName(f"pod {VOLUME.pod}")):
+            await asyncio.sleep(0.001)
+        assert not publishing.done(), "it waits without a place of the mounter's"
+        scene.mounter.failure = None
+        await publishing
+        assert await scene.reached() == VOLUME.id
+        assert scene.behind.logged[-1] == "6 publish published"
+        assert scene.mounter.targets(plan.StartUnpublish) == []
+
+    run(test)
+
+
 def test_nothing_is_left_of_a_volume_that_cannot_be_published(run: Run) -> None:
     async def test(scene: Scene) -> None:
         scene.mounter.failure = plan.Failed(errno.ENOENT, b"open the emptyDir")
@@ -261,6 +280,7 @@ def test_nothing_is_left_of_a_volume_that_cannot_be_published(run: Run) -> None:
         assert refusal.text == b"cannot publish the volume: open the emptyDir: No such file or directory"
         assert list(scene.volumes) == []
         assert scene.mounter.targets(plan.StartUnpublish) == [VOLUME.target]
+        assert len(scene.mounter.targets(plan.StartPublish)) > 1
 
     run(test)
 
@@ -350,7 +370,7 @@ def test_nobody_is_served_on_a_volume_that_is_gone(run: Run) -> None:
 def test_what_is_not_known_is_looked_for_all_the_same(run: Run) -> None:
     async def test(scene: Scene) -> None:
         await scene.publications.unpublish(b"a/target")
-        assert scene.mounter.started == [plan.StartUnpublish(5, b"a/target", b"", b"")]
+        assert scene.mounter.started == [plan.StartUnpublish(5, b"a/target", b"", b"", b"")]
 
     run(test)
 
@@ -437,6 +457,7 @@ def test_what_is_gone_with_its_pod_is_forgotten(run: Run) -> None:
         scene.mounter.failure = plan.Failed(errno.ENOENT, b"open the emptyDir")
         await scene.publications.restore()
         assert list(scene.volumes) == []
+        assert scene.mounter.targets(plan.StartPublish) == [VOLUME.target] * 2, "it is not waited for"
         assert scene.mounter.targets(plan.StartUnpublish) == [VOLUME.target]
 
     run(test)

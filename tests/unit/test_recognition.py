@@ -29,7 +29,7 @@ class FakeMounter:
         self.answer = answer
         self.asked: list[plan.Start] = []
 
-    def begin(self, start: plan.Start, _descriptors: list[int]) -> Operation:
+    async def begin(self, start: plan.Start, _descriptors: list[int]) -> Operation:
         self.asked.append(start)
         if isinstance(self.answer, MounterFailed):
             raise self.answer

@@ -17,6 +17,7 @@ import pytest
 from broker import control, plan, rescue, watch
 from broker.config import Configuration, Deadlines
 from broker.front import Front
+from broker.health import Health
 from broker.limits import AccountName
 from broker.operations import Mounter, Operation, OperationEnded
 from broker.plan import (
@@ -47,7 +48,7 @@ class FakeMounter:
         self.answer: Answer = say_nothing
         self.children: list[asyncio.Task[None]] = []
 
-    def begin(self, start: plan.Start, descriptors: list[int]) -> Operation:
+    async def begin(self, start: plan.Start, descriptors: list[int]) -> Operation:
         assert descriptors == []
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.started.append(start)
@@ -113,7 +114,8 @@ class Scene:
         return str(row["state"])
 
     def ask(self, question: str) -> Any:
-        return asyncio.run(control._answer(self.front, question))
+        health = Health(self.front.mounter, asyncio.Event())
+        return asyncio.run(control._answer(self.front, health, question))
 
 
 @pytest.fixture

@@ -8,6 +8,8 @@ import os
 import pwd
 import socket
 import stat
+import time
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +26,12 @@ needs_root = pytest.mark.skipif(
     os.geteuid() != 0 and os.environ.get("CI") != "true",
     reason="not run: only root may set attributes of the trusted namespace",
 )
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who listens, and goes on to, is not waited for as long."""
+    monkeypatch.setattr(sockets, "_GONE_IN", 0.0)
 
 
 def wanted(path: Path, mode: int = 0o666) -> Socket:
@@ -91,6 +99,38 @@ def test_a_socket_on_which_somebody_listens_is_left_alone(tmp_path: Path) -> Non
         Listeners([wanted(tmp_path / "sock")])
     connect(tmp_path / "sock")
     first.close()
+
+
+def test_who_listens_is_left_alone_however_many_wait_there(tmp_path: Path) -> None:
+    """A connection more would block."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other, ExitStack() as waiting:
+        other.bind(bytes(tmp_path / "sock"))
+        other.listen(0)
+        connection = waiting.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        connection.connect(bytes(tmp_path / "sock"))
+        with pytest.raises(SocketError, match="another broker listens there"):
+            Listeners([wanted(tmp_path / "sock")])
+
+
+@pytest.mark.parametrize("removes", [False, True])
+def test_a_broker_that_is_just_ending_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removes: bool
+) -> None:
+    monkeypatch.setattr(sockets, "_GONE_IN", 30.0)
+    path = tmp_path / "sock"
+    other = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    other.bind(bytes(path))
+    other.listen()
+
+    def end(_: float) -> None:
+        other.close()
+        if removes:
+            path.unlink()
+
+    monkeypatch.setattr(time, "sleep", end)
+    listeners = Listeners([wanted(path)])
+    connect(path)
+    listeners.close()
 
 
 def test_a_stream_socket_of_somebody_else_is_left_alone(tmp_path: Path) -> None:

@@ -63,6 +63,17 @@ def test_volumes_come_out_as_they_went_in(tmp_path_factory: pytest.TempPathFacto
     table.close()
 
 
+def test_a_volume_keeps_the_nonce_with_which_its_socket_is_made(table: Volumes, tmp_path: Path) -> None:
+    again = replace(VOLUME, nonce=b"another")
+    assert again == VOLUME, "kubelet does not know it"
+    table.add(VOLUME)
+    table = reopened(table, tmp_path)
+    found = table.find(VOLUME.target)
+    assert found is not None
+    assert found.nonce == VOLUME.nonce
+    table.close()
+
+
 def vars_of(volume: Volume) -> list[object]:
     return [getattr(volume, name) for name in Volume.__slots__]
 

@@ -51,6 +51,14 @@ def end_at_once(cluster: Cluster) -> None:
     cluster.wait_until_ready()
 
 
+def end_supervisor(cluster: Cluster) -> None:
+    """Kill the supervisor alone, and start another broker: what is left of the old one is not to be in its way."""
+    cluster.broker.process.kill()
+    cluster.broker.process.wait(timeout=20)
+    cluster.broker.start()
+    cluster.wait_until_ready()
+
+
 def comes_back(running: Pod, restarts: int) -> None:
     """Kill the program, and see that its next run serves the consumer."""
     kill(running)
@@ -59,7 +67,9 @@ def comes_back(running: Pod, restarts: int) -> None:
 
 
 @pytest.mark.parametrize("timing", TIMINGS)
-@pytest.mark.parametrize("end", [restart, end_at_once], ids=["restarted", "killed"])
+@pytest.mark.parametrize(
+    "end", [restart, end_at_once, end_supervisor], ids=["restarted", "killed", "its supervisor killed"]
+)
 def test_a_pod_notices_nothing(cluster: Cluster, timing: str, end: Callable[[Cluster], None]) -> None:
     spec = pod([starter(serve()), consumer()], attributes={"mountTiming": timing})
     with cluster.kubelet.pod(spec) as running:

@@ -14,6 +14,7 @@ from tests.callers.build import image_tag as downloaded
 from tests.callers.conftest import not_run
 from tests.callers.images import BOOKWORM
 from tests.callers.s3 import s3_for
+from tests.e2e.conftest import wait_until
 from tests.e2e.csi import pods
 from tests.e2e.csi.pods import kill, wait_for_volume
 from tests.lab import manifests, sshd
@@ -115,8 +116,8 @@ def test_sshfs_serves_a_part_of_it(examples: Kubelet, ssh: Path) -> None:
     with running(examples, "subpath", ssh) as pod:
         assert pod["app"].exec(["ls", "/reports"]).stdout == "first\n"
         kill(pod, "sshfs")
-        pod.wait_until_restarted("app", 1)
-        assert pod["app"].exec(["ls", "/reports"]).stdout == "first\n"
+        pod.wait_until_restarted("sshfs", 1)
+        wait_until(lambda: pod["app"].exec(["ls", "/reports"], check=False).stdout == "first\n")
 
 
 def test_the_group_of_the_pod_may_write(examples: Kubelet, ssh: Path) -> None:

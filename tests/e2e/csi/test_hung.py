@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.csi.pods import OWN_MOUNTPOINT, pod, starter, wait_for_volume
+from tests.e2e.conftest import wait_until
+from tests.e2e.csi.pods import DATA, OWN_MOUNTPOINT, SOCKETS, consumer, kill, pod, starter, wait_for_volume
+from tests.lab.manifests import EmptyDir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,4 +70,22 @@ def test_kubelet_is_never_held_up(kubelet: Kubelet, options: str, use: str, answ
 @pytest.mark.parametrize("timing", ["onConnect", "eager"])
 def test_a_pod_with_a_hung_program_goes(kubelet: Kubelet, timing: str) -> None:
     with kubelet.pod(hanging("stop_at=getattr", timing)) as running, used(running, "stat ."):
+        running.tear_down()
+
+
+def test_a_program_that_is_asked_for_a_part_and_hangs_holds_up_nobody_else(kubelet: Kubelet) -> None:
+    """Its part of the dead filesystem is to be replaced in one container, all of it in another."""
+    again = f"test -e /sockets/again && stopfs -f -o silent_at=lookup {OWN_MOUNTPOINT}"
+    serving = starter(f"{again}; exec whoamifs -f {OWN_MOUNTPOINT}", sidecar=True)
+    part = consumer("part", mount={"subPath": "files"})
+    with kubelet.pod(pod([consumer(propagation="None"), part], init=[serving])) as running:
+        (running.node.seen(running.volume_path(EmptyDir(SOCKETS))) / "again").touch()
+        (dead,) = running["consumer"].fuse_mounts(DATA)
+        kill(running)
+        wait_until(lambda: running["consumer"].fuse_mounts(DATA)[-1].device != dead.device)
+        time.sleep(1)
+        assert [mount.device for mount in running["part"].fuse_mounts(DATA)] == [dead.device]
+        begun = time.monotonic()
+        running.publish(running.csi_volume())
+        assert time.monotonic() - begun < IN_TIME
         running.tear_down()

@@ -81,6 +81,23 @@ def test_eager_consumers_without_propagation(kubelet: Kubelet) -> None:
         check(reader.result())
 
 
+def test_consumers_of_a_part_of_the_volume(kubelet: Kubelet) -> None:
+    """Of a subPath, kubelet has made a bind when the container was started: it is of the filesystem that was there."""
+    part = consumer("part", propagation="None", mount={"subPath": "files"})
+    with kubelet.pod(pod([consumer(), part], init=[starter(serve("whoamifs"), sidecar=True)])) as running:
+        started = running["part"].pid
+        for restarts in (1, 2):
+            kill(running)
+            running.wait_until_restarted("starter", restarts)
+            write = ["sh", "-c", f"echo {restarts} > {DATA}/new"]
+            wait_until(lambda: running["part"].exec(write, check=False).returncode == 0, 30)  # noqa: B023
+            assert read(running, "consumer", "files/new") == f"{restarts}\n"
+            (bind,) = kubelet.node.seen(running.directory / "volume-subpaths").glob("*/part/*")
+            assert len(running["part"].fuse_mounts(DATA)) == 1
+            assert (bind / "new").read_text() == f"{restarts}\n", "some kubelets look at it when they start a container"
+        assert running["part"].pid == started
+
+
 def test_a_program_that_takes_a_descriptor(kubelet: Kubelet) -> None:
     with kubelet.pod(pod([consumer(), starter("exec fuse-starter -- hello_ll -f {}")])) as running:
         wait_for_volume(running)

@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.conftest import wait_until
 from tests.e2e.csi.pods import SOCKET, SOCKETS, consumer, pod
-from tests.e2e.csi.test_broker_restarts import PLUGIN, end_at_once
+from tests.e2e.csi.test_broker_restarts import PLUGIN, end_at_once, end_supervisor
 from tests.e2e.hostile import slow
 from tests.lab.faults import FRONT, MOUNTER, kill
 from tests.lab.manifests import EmptyDir
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
-BROKER = "broker"
+BROKER, SUPERVISOR = "broker", "supervisor"
 PUBLISH = ["bind", "listen", "setxattr", "linkat", "unlinkat", "mkdirat", "fsmount", "move_mount"]
 UNPUBLISH = ["unlinkat", "umount2"]
 HELD = 0.5
@@ -43,17 +43,13 @@ def cluster(run_cluster: RunCluster) -> Cluster:
 def end(cluster: Cluster, part: str) -> None:
     if part == BROKER:
         end_at_once(cluster)
+    elif part == SUPERVISOR:
+        end_supervisor(cluster)
     else:
         kill(cluster.broker, part)
 
 
-def is_unfinished(path: Path) -> bool:
-    """Whether it is a socket that the broker had not given its name yet when all of it was killed. Nobody knows it then
-    for the broker's, and it goes with its directory."""
-    return path.name.startswith(".fusermount3-broker.") and path.is_socket()
-
-
-parts = pytest.mark.parametrize("part", [FRONT, MOUNTER, PLUGIN, BROKER])
+parts = pytest.mark.parametrize("part", [FRONT, MOUNTER, PLUGIN, BROKER, SUPERVISOR])
 
 
 @parts
@@ -70,7 +66,7 @@ def test_publish(cluster: Cluster, tmp_path: Path, step: str, part: str) -> None
         # What another front or mounter makes, or does away with, comes a moment later.
         wait_until(lambda: [each.fstype for each in cluster.node.mounts(running.target())] == ["tmpfs", "fuse"])
         sockets = running.volume_path(EmptyDir(SOCKETS))
-        wait_until(lambda: [path.name for path in sockets.iterdir() if not is_unfinished(path)] == [SOCKET])
+        wait_until(lambda: [path.name for path in sockets.iterdir()] == [SOCKET])
 
 
 @parts

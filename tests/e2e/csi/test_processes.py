@@ -27,7 +27,8 @@ from fusermount3_proxy import wire
 from fusermount3_proxy.wire import VolumeRequest
 from tests.e2e.conftest import wait_until
 from tests.e2e.csi.pods import DRIVER
-from tests.e2e.hostile import COMMIT, PATIENCE, Client
+from tests.e2e.csi.test_broker_restarts import end_supervisor
+from tests.e2e.hostile import COMMIT, PATIENCE, Client, slow
 from tests.lab.cluster import Cluster
 from tests.lab.csi import CsiError
 
@@ -399,6 +400,28 @@ def _try(pod: Pod, call: str, timing: str) -> None:
             pod.unpublish()
 
 
+@pytest.mark.parametrize(
+    ("call", "step"), [("publish", "setxattr"), ("publish", "move_mount"), ("unpublish", "umount2")]
+)
+def test_the_next_broker_waits_for_no_child_of_one_whose_supervisor_was_killed(
+    cluster: Cluster, tmp_path: Path, call: str, step: str
+) -> None:
+    pod = Pod(cluster)
+    if call == "unpublish":
+        pod.publish()
+    log = tmp_path / "strace"
+    with slow(cluster.broker, step, PATIENCE, log):
+        asking = threading.Thread(target=_try, args=(pod, call, "onConnect"))
+        asking.start()
+        wait_until(lambda: f"{step}(" in log.read_text())
+        end_supervisor(cluster)
+        pod.publish()
+        os.close(pod.mount())
+        pod.unpublish()
+    asking.join(PATIENCE)
+    pod.remove()
+
+
 def test_a_hundred_volumes_come_and_go_at_once(cluster: Cluster) -> None:
     pods = [Pod(cluster) for _ in range(100)]
     with ThreadPoolExecutor(len(pods)) as kubelet:
@@ -407,6 +430,25 @@ def test_a_hundred_volumes_come_and_go_at_once(cluster: Cluster) -> None:
         assert len(cluster.node.mounts()) == len(pods)
         list(kubelet.map(Pod.remove, pods))
     assert cluster.node.mounts() == []
+
+
+def test_a_burst_waits_for_a_mounter_that_is_stopped(cluster: Cluster) -> None:
+    pods = [Pod(cluster) for _ in range(64)]
+    mounter = cluster.broker.mounter
+    stopped = [mounter, *mounter.children(recursive=True)]
+    with ThreadPoolExecutor(len(pods)) as kubelet:
+        for each in stopped:
+            each.suspend()
+        try:
+            publishing = [kubelet.submit(pod.publish) for pod in pods]
+            time.sleep(0.5)
+            assert not any(call.done() for call in publishing)
+        finally:
+            for each in stopped:
+                each.resume()
+        for call in publishing:
+            call.result(PATIENCE)
+        list(kubelet.map(Pod.remove, pods))
 
 
 def test_kubelet_is_answered_by_the_next_front(pod: Pod) -> None:

@@ -3,6 +3,8 @@ of a volume."""
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import grpc
@@ -207,6 +209,17 @@ def test_a_volume_may_come_before_the_directory_of_its_socket(kubelet: Kubelet) 
         assert kubelet.node.mounts(running.directory) == []
         running.set_up()
         wait_for_volume(running)
+
+
+def test_a_volume_waits_for_the_directory_of_its_socket(kubelet: Kubelet) -> None:
+    """Kubelet makes it at the same time as it calls NodePublishVolume, which need not be made again for that."""
+    with kubelet.new_pod(pod([consumer()])) as running, ThreadPoolExecutor() as beside:
+        publishing = beside.submit(running.publish, running.csi_volume())
+        time.sleep(0.5)
+        assert not publishing.done()
+        running.set_up_volume(EmptyDir(SOCKETS))
+        publishing.result(60)
+        assert (running.volume_path(EmptyDir(SOCKETS)) / SOCKET).is_socket()
 
 
 def test_a_volume_may_go_after_the_directory_of_its_socket(kubelet: Kubelet) -> None:

@@ -64,7 +64,7 @@ def _check_places(published: Publish) -> None:
     assert target and not {b"", b".", b".."} & set(target.split(b"/"))
     if all(len(name) <= 255 for name in target.split(b"/")):
         assert invariants.allow_target(target)
-        assert invariants.allow_socket(published.directory, published.name, target)
+        assert invariants.allow_socket(published.directory, published.name, b"", target)
 
 
 def _options(published: Publish) -> MountOptions:

@@ -1,0 +1,224 @@
+"""Writes what is in an image beside it: a software bill of materials, CycloneDX in JSON.
+
+    .venv/bin/python packaging/container/sbom.py build/images/fusermount3-broker.tar
+
+writes build/images/fusermount3-broker.cdx.json. The image is an archive of `podman save --format docker-archive` with
+one layer. What is in it, its dpkg says; what is linked statically into a package, the package's Built-Using; under
+which licences that is, the copyright files. The same archive gives the same bytes.
+"""
+
+import argparse
+import json
+import logging
+import re
+import tarfile
+import tempfile
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import IO, NamedTuple, cast
+from uuid import NAMESPACE_OID, uuid5
+
+from cyclonedx.model import HashAlgorithm, HashType
+from cyclonedx.model.bom import Bom
+from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.model.contact import OrganizationalEntity
+from cyclonedx.model.license import DisjunctiveLicense, License, LicenseExpression
+from cyclonedx.output import make_outputter
+from cyclonedx.schema import OutputFormat, SchemaVersion
+from cyclonedx.spdx import fixup_id
+from debian.copyright import Copyright, NotMachineReadableError
+from debian.copyright import License as DebianLicense
+from debian.deb822 import Packages
+from packageurl import PackageURL
+
+#: What of an image is looked at: dpkg's table, licences, and the release.
+WANTED = ("var/lib/dpkg/status", "usr/share/doc/", "usr/lib/os-release")
+OURS = "fusermount3-proxy"
+
+#: The licences of libraries whose copyright files only people can read, by the name of their source without a version.
+LIBRARIES = {
+    "gcc": "GPL-3.0-or-later WITH GCC-exception-3.1",
+    "glibc": "LGPL-2.1-or-later",
+    "python": "PSF-2.0",
+}
+
+#: What SPDX calls licences that have another name in Debian's copyright files, and are not names with a version.
+SPDX_NAMES = {"Artistic": "Artistic-1.0-Perl", "Expat": "MIT", "expat": "MIT", "PSF-2": "PSF-2.0", "Python": "PSF-2.0"}
+
+
+class Image(NamedTuple):
+    """An image: what its labels say, the digest of its configuration, when it was made, and the files wanted."""
+
+    name: str
+    version: str
+    licences: str
+    digest: str
+    created: datetime
+    files: Path
+
+
+def unpack(archive: Path, directory: Path) -> Image:
+    """Put the files of the image that are wanted into the directory, and say what it is."""
+    with tarfile.open(archive) as image:
+        (manifest,) = json.load(_file(image, "manifest.json"))
+        configuration = json.load(_file(image, manifest["Config"]))
+        (layer,) = manifest["Layers"]
+        with tarfile.open(fileobj=_file(image, layer)) as files:
+            files.extractall(directory, [each for each in files if each.name.startswith(WANTED)])
+    labels = configuration["config"]["Labels"]
+    return Image(
+        name=labels["org.opencontainers.image.title"],
+        version=labels["org.opencontainers.image.version"],
+        licences=labels["org.opencontainers.image.licenses"],
+        digest=Path(manifest["Config"]).stem,
+        created=datetime.fromisoformat(configuration["created"]),
+        files=directory,
+    )
+
+
+def _file(archive: tarfile.TarFile, name: str) -> IO[bytes]:
+    file = archive.extractfile(name)
+    assert file is not None, f"{name} is no file"
+    return file
+
+
+def packages(files: Path) -> Iterator[Packages]:
+    """Yield what dpkg knows of the packages in the image; with one that has no dpkg, what stands in for its table."""
+    table = files / "var/lib/dpkg/status"
+    for each in [table, *sorted(table.with_name("status.d").glob("*"))]:
+        if each.is_file():
+            with each.open(encoding="utf-8") as content:
+                yield from Packages.iter_paragraphs(content, use_apt_pkg=False)
+
+
+def release(files: Path) -> str:
+    """Return what a package URL calls the release: debian-12; "" if it is none of Debian (os-release(5))."""
+    file = files / "usr/lib/os-release"
+    found = re.search(r'^VERSION_ID="(.+)"$', file.read_text() if file.is_file() else "", flags=re.MULTILINE)
+    return f"debian-{found[1]}" if found else ""
+
+
+def component(package: Packages, files: Path) -> Component:
+    """Return a binary package, with what is linked into it."""
+    name, version = package["Package"], package["Version"]
+    qualifiers = {"arch": package["Architecture"], "distro": release(files)}
+    kind = "generic" if _source(package) == OURS else "deb"
+    return Component(
+        type=ComponentType.APPLICATION if name == OURS else ComponentType.LIBRARY,
+        name=name,
+        version=version,
+        bom_ref=f"{name}@{version}",
+        supplier=OrganizationalEntity(name=package["Maintainer"]),
+        licenses=licences(_source(package), files / "usr/share/doc" / name / "copyright"),
+        purl=PackageURL(kind, None if kind == "generic" else "debian", name, version, qualifiers),
+        components=[linked(name, *source) for source in built_using(package)],
+    )
+
+
+def _source(package: Packages) -> str:
+    """Return the name of the source package (deb-control(5))."""
+    return str(package.get("Source", package["Package"])).partition(" ")[0]
+
+
+def built_using(package: Packages) -> list[tuple[str, str]]:
+    """Return name and version of each source that a package has parts of, by its Built-Using."""
+    return re.findall(r"(\S+) \(= ([^)]+)\)", package.get("Built-Using", ""))
+
+
+def linked(package: str, source: str, version: str) -> Component:
+    """Return the part of a source package that is in a binary package of another."""
+    return Component(
+        type=ComponentType.LIBRARY,
+        name=source,
+        version=version,
+        bom_ref=f"{package}/{source}@{version}",
+        licenses=[LicenseExpression(LIBRARIES[name])] if (name := family(source)) in LIBRARIES else [],
+        purl=PackageURL("deb", "debian", source, version, {"arch": "source"}),
+    )
+
+
+def family(source: str) -> str:
+    """Return the name of a source without its version: python of python3.11."""
+    return re.sub("[-.0-9]+$", "", source)
+
+
+def licences(source: str, copyright_file: Path) -> list[License]:
+    """Return the licences of a package, by its source's name and by what its copyright file says.
+
+    One that is not machine-readable (Debian's copyright-format/1.0) may name some of which Debian has the text in one
+    place for all packages, but does not say whether a later version would do; or else people have to read it.
+    """
+    if family(source) in LIBRARIES:
+        return [LicenseExpression(LIBRARIES[family(source)])]
+    try:
+        with copyright_file.open(encoding="utf-8") as content:
+            paragraphs = Copyright(content, strict=False).all_files_paragraphs()
+            synopses = [cast("DebianLicense", each.license).synopsis for each in paragraphs if each.license]
+    except (NotMachineReadableError, ValueError):
+        found = re.findall(r"/usr/share/common-licenses/([A-Za-z0-9.-]*[A-Za-z0-9])", copyright_file.read_text("utf-8"))
+        return [DisjunctiveLicense(name=name) for name in sorted(set(found)) or ["see its copyright file"]]
+    names = sorted({name for synopsis in synopses for name in split(synopsis)})
+    return [_licence(name) for name in names]
+
+
+def _licence(name: str) -> License:
+    known = spdx_id(name)
+    return DisjunctiveLicense(id=known) if known else DisjunctiveLicense(name=name)
+
+
+def split(synopsis: str) -> list[str]:
+    """Return the names in a synopsis: "GPL-2+ or Artistic" has two."""
+    return [name for name in re.split(r",? (?:and/or|and|or) |, ", synopsis.strip()) if name]
+
+
+def spdx_id(name: str) -> str | None:
+    """Return what SPDX calls a licence that Debian calls so; None if it doesn't know it."""
+    versioned = re.fullmatch(r"(A?GPL|LGPL|GFDL)-(\d)(?:\.(\d))?(\+?)", name)
+    if versioned:
+        family, major, minor, later = versioned.groups()
+        return fixup_id(f"{family}-{major}.{minor or 0}-{'or-later' if later else 'only'}")
+    return fixup_id(SPDX_NAMES.get(name, name))
+
+
+def bill(image: Image, components: Iterable[Component]) -> Bom:
+    """Return the bill of an image, which depends on the image and on nothing else."""
+    subject = Component(
+        type=ComponentType.CONTAINER,
+        name=image.name,
+        version=image.version,
+        bom_ref=image.name,
+        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=image.digest)],
+        licenses=[LicenseExpression(image.licences)],
+        purl=PackageURL("oci", None, image.name, f"sha256:{image.digest}"),
+    )
+    bom = Bom(components=components, serial_number=uuid5(NAMESPACE_OID, image.digest))
+    bom.metadata.timestamp = image.created
+    bom.metadata.component = subject
+    bom.register_dependency(subject, bom.components)
+    for each in bom.components:
+        bom.register_dependency(each, each.components)
+    return bom
+
+
+def write(archive: Path) -> Path:
+    """Write the bill of an archive, and return where."""
+    with tempfile.TemporaryDirectory() as temporary:
+        image = unpack(archive, Path(temporary))
+        bom = bill(image, [component(each, image.files) for each in packages(image.files)])
+    output = archive.with_suffix(".cdx.json")
+    text = make_outputter(bom, OutputFormat.JSON, SchemaVersion.V1_6).output_as_string(indent=2)
+    output.write_text(f"{text}\n", encoding="utf-8")
+    return output
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("archive", type=Path, nargs="+", help="an image, as podman saves it")
+    logging.getLogger("debian").setLevel(logging.ERROR)  # that a copyright file is of an older format
+    for archive in parser.parse_args().archive:
+        write(archive)
+
+
+if __name__ == "__main__":
+    main()
