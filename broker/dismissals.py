@@ -23,6 +23,9 @@ _SECONDS = 5
 _PAUSE = 0.1
 #: Records without descriptors that are taken from a connection before it is a child's business, too.
 _MOST_TAKEN = 8
+#: Plain numbers, for there may be very many connections.
+_LOOK = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
+_CUT = int(socket.MSG_CTRUNC)
 
 
 class Dismissals:
@@ -101,5 +104,5 @@ def _at_end(connection: socket.socket) -> bool:
 
 
 def _peek(connection: socket.socket) -> tuple[bytes, bool]:
-    data, _, flags, _ = connection.recvmsg(1, 0, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    return data, bool(flags & socket.MSG_CTRUNC)
+    data, _, flags, _ = connection.recvmsg(1, 0, _LOOK)
+    return data, bool(flags & _CUT)

@@ -10,6 +10,7 @@ import socket
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import psutil
 
@@ -111,6 +112,7 @@ def account_of_process(pid: int, uid: int, open_proc: OpenProc) -> tuple[Account
     return _account_in(_read(pid, "cgroup", open_proc), uid)
 
 
+@lru_cache(256)
 def _account_in(cgroup: bytes, uid: int) -> tuple[AccountName, str]:
     account = limits.account_of(cgroup, uid)
     last = max((line.rpartition(b"/")[2] for line in cgroup.split(b"\n")), key=len, default=b"")

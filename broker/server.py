@@ -7,6 +7,7 @@ into the log here, once a second, for there may be very many.
 import asyncio
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 
 from broker import call, log
 from broker.channel import Channel
@@ -65,9 +66,12 @@ class Server:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                for _ in range(_AT_ONCE):
-                    connection, _ = await loop.sock_accept(listener)  # at once, if there is somebody
-                    self._let_in(connection, begin)
+                connection, _ = await loop.sock_accept(listener)
+                self._let_in(connection, begin)
+                with suppress(BlockingIOError):
+                    for _ in range(_AT_ONCE - 1):
+                        connection, _ = listener.accept()
+                        self._let_in(connection, begin)
             except OSError as error:  # no descriptors left, for example: callers wait, and it passes
                 self._front.log(log.ERROR, f"cannot accept a caller: {error}")
                 await asyncio.sleep(1)
