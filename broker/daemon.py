@@ -1,8 +1,8 @@
 """The front's process, from the moment that the supervisor starts it: its parts are put together, and serve.
 
 It gives up all privilege before it hears from anybody. It ends when the supervisor hangs up, after what was begun; if
-the supervisor is killed, at once, as if it were killed, too: the next broker is not to wait for it. Signals are the
-supervisor's business.
+the supervisor is killed, without what takes long: the next broker is not to wait for it. Signals are the supervisor's
+business.
 """
 
 import asyncio
@@ -35,6 +35,9 @@ from broker.volume_call import OldCall, VolumeCall
 from broker.volumes import Volumes
 from broker.watch import Watch
 from fusermount3_proxy import wire
+
+#: Seconds for which the front outlives a supervisor that was killed; the next one waits for longer (`sockets`).
+_LAST_SECONDS = 1.5
 
 
 def main(supervisor: socket.socket) -> None:
@@ -137,7 +140,7 @@ async def _run(front: Front, supervisor: socket.socket, parent: int, sockets: _S
     stop = asyncio.Event()
     supervisor.setblocking(False)
     asyncio.get_running_loop().add_reader(supervisor, _obey, supervisor, front, stop)
-    asyncio.get_running_loop().add_reader(parent, _end_at_once, front)
+    asyncio.get_running_loop().add_reader(parent, _end_soon, front, parent)
     await recognize(front)
     expect(front, sockets.orphans)
     with closing(Health(front.mounter, stop)) as health:
@@ -202,7 +205,14 @@ def _obey(supervisor: socket.socket, front: Front, stop: asyncio.Event) -> None:
         front.log(log.INFO, "configuration loaded again", configuration=front.configuration.source)
 
 
-def _end_at_once(front: Front) -> NoReturn:
+def _end_soon(front: Front, parent: int) -> None:
+    """Give what was begun, which the next broker has to find in the tables, a moment to end."""
+    loop = asyncio.get_running_loop()
+    loop.remove_reader(parent)
+    loop.call_later(_LAST_SECONDS, _end, front)
+
+
+def _end(front: Front) -> NoReturn:
     """Do as if this had been killed: children of the mounter end their calls by themselves (`orphans`)."""
     front.log(log.ERROR, "the supervisor has ended, and the front ends with it")
     os._exit(1)

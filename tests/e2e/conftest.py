@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -183,9 +184,16 @@ def impatient_broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
 @pytest.fixture
 def users(tmp_path: Path) -> Path:
     """A directory of the user's, on the way to which every user may look."""
-    for path in (tmp_path, *tmp_path.parents[:2]):
-        path.chmod(0o755)
+    let_users_in(tmp_path)
     return make_mountpoint(tmp_path, "user")
+
+
+def let_users_in(directory: Path) -> None:
+    """Let every user look into a directory that pytest has made, with those that it is in: they are root's alone."""
+    for path in (directory, *directory.parents[:2]):
+        mode = path.stat().st_mode
+        if not mode & stat.S_IXOTH:  # else it is somebody else's, or done
+            path.chmod(mode | 0o055)
 
 
 def make_mountpoint(directory: Path, name: str, uid: int = USER) -> Path:

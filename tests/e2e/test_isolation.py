@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from tests.e2e.conftest import Footprint, containers, fuse_mounts_of_host, settle, wait_until
+from tests.e2e.conftest import Footprint, containers, fuse_mounts_of_host, let_users_in, settle, wait_until
 from tests.lab.broker import PROXY
 from tests.lab.commands import run
 from tests.lab.images import BUSYBOX, SYSTEMD, image_tag
@@ -106,8 +106,7 @@ exec setpriv --reuid 1000 --regid 1000 --clear-groups "$WHOAMIFS" --probe "$PLAC
 
 
 def test_a_program_of_the_host_mounts_and_unmounts(broker: Broker, tmp_path: Path) -> None:
-    for path in (tmp_path, *tmp_path.parents[:2]):
-        path.chmod(0o755)  # the user must get there
+    let_users_in(tmp_path)
     program = tmp_path / "whoamifs"
     program.write_bytes(whoamifs().read_bytes())  # the cache is root's
     program.chmod(0o755)

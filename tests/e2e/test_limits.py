@@ -17,7 +17,7 @@ import pytest
 
 from broker import syscalls
 from tests.e2e.caller import call_in
-from tests.e2e.conftest import RunBroker, containers, settle, wait_until
+from tests.e2e.conftest import RunBroker, containers, let_users_in, settle, wait_until
 from tests.e2e.hostile import (
     COMMIT,
     O_PATH,
@@ -231,8 +231,7 @@ def test_operations_that_hang_on_their_callers_filesystem_cost_nobody_else_a_pla
     broker = run_broker("user_allow_other = true\n[deadlines]\noperation = 2\n[limits]\nrequests_per_second = 0")
     settle(broker)
     before = fuse_children(broker)
-    for path in (tmp_path, *tmp_path.parents[:2]):
-        path.chmod(0o755)
+    let_users_in(tmp_path)
     hung, place = tmp_path / "hung", tmp_path / "place"
     for path in (hung, place):
         path.mkdir()

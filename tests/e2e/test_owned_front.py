@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from broker import filesystem, plan, syscalls
+from tests.e2e.conftest import let_users_in
 from tests.e2e.hostile import O_PATH, fuse_mounts, in_private_namespace
 from tests.e2e.owned_front import PATIENCE, a_plan, caller, facts_of, playing_the_front
 from tests.lab.commands import run
@@ -31,8 +32,7 @@ USER = 1000
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """A mountpoint of the user's, on the way to which every user may look."""
-    for path in (tmp_path, *tmp_path.parents[:2]):
-        path.chmod(0o755)
+    let_users_in(tmp_path)
     directory = tmp_path / "mountpoint"
     directory.mkdir()
     os.chown(directory, USER, USER)

@@ -22,6 +22,7 @@ import psutil
 import pytest
 
 from broker import mounter, sandbox, syscalls
+from tests.e2e.conftest import let_users_in
 from tests.e2e.hostile import O_PATH, Client, in_private_namespace, in_process, mount_request, wait_for_mounts
 
 if TYPE_CHECKING:
@@ -249,8 +250,7 @@ def test_the_front_is_its_own_user_where_there_is_one(
 
     before = os.getgroups()
     if there:
-        for path in (tmp_path, *tmp_path.parents[:2]):
-            path.chmod(0o755)
+        let_users_in(tmp_path)
         os.chown(tmp_path, NOBODYS, NOBODYS)
     confined(tmp_path, body)
 
@@ -326,8 +326,7 @@ def test_the_front_of_a_broker_that_runs_has_entered_its_sandbox(broker: Broker)
 def test_a_child_that_is_among_a_callers_files_has_given_up_what_it_needs_no_more(
     uid: int, broker: Broker, tmp_path: Path
 ) -> None:
-    for path in (tmp_path, *tmp_path.parents[:2]):
-        path.chmod(0o755)
+    let_users_in(tmp_path)
     os.chown(tmp_path, uid, uid)
     wanted = [syscalls.CAP_SYS_ADMIN, syscalls.CAP_SETUID, syscalls.CAP_SETGID]
     wanted += [] if uid else [syscalls.CAP_DAC_READ_SEARCH]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.caller import call
+from tests.e2e.conftest import let_users_in
 from tests.lab.broker import PROXY
 from tests.lab.commands import run
 
@@ -24,8 +25,7 @@ AS_USER = ["setpriv", "--reuid=1000", "--regid=1000", "--clear-groups"]
 def setuid_proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The proxy as a setuid and setgid root program that everybody can reach."""
     directory = tmp_path_factory.mktemp("setuid")
-    for each in (directory, *directory.parents[:2]):
-        each.chmod(0o755)
+    let_users_in(directory)
     helper = directory / "fusermount3"
     shutil.copy(PROXY, helper)
     helper.chmod(0o6755)
@@ -53,8 +53,7 @@ def test_it_cannot_read_what_its_caller_may_not(setuid_proxy: Path, tmp_path: Pa
     private = tmp_path / "private"
     (private / "mountpoint").mkdir(parents=True)
     private.chmod(0o700)
-    for each in (tmp_path, *tmp_path.parents[:2]):
-        each.chmod(0o755)
+    let_users_in(tmp_path)
     outcome = call([*AS_USER, setuid_proxy, "-o", "ro", "--", private / "mountpoint"])
     assert outcome.status == 1
     assert outcome.stderr == f"{setuid_proxy}: failed to access mountpoint {private}/mountpoint: Permission denied\n"
