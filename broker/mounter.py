@@ -70,6 +70,8 @@ SPARES = 4
 #: Milliseconds without a new operation after which a spare that was used is replaced, unless it was the last: a fork
 #: and a rehearsal would take the processor from the operation itself.
 REPLACE_AFTER = 20
+#: More records than the kernel queues for a socket, with their overhead. Without a front, a caller may go on talking.
+_MOST_QUEUED = 1024
 
 
 def main(
@@ -310,8 +312,9 @@ def _drain(connection: socket.socket) -> None:
     """
     with suppress(OSError, wire.ProtocolError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        while any(receive_all(connection, socket.MSG_DONTWAIT)):
-            pass
+        for _ in range(_MOST_QUEUED):
+            if not any(receive_all(connection, socket.MSG_DONTWAIT)):
+                return
 
 
 def _serve_caller(
