@@ -2,7 +2,8 @@
 
 A volume is published when its target has a placeholder (`targets`) and its sockets are in a pod's emptyDir. What is in
 that is the pod's, which may put there whatever it likes, at any time: nothing is followed or opened, and nothing
-removed that the broker has not marked. All paths are relative to kubelet's directory, which was opened before.
+removed but what the broker has marked, or a socket that nobody has under a name that the broker has drawn by lot. All
+paths are relative to kubelet's directory, which was opened before.
 
 For the mounter's children that stay in the broker's own namespaces.
 """
@@ -15,7 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
-from broker import connections, invariants, marks, mounts, namespaces, plan, syscalls
+from broker import connections, invariants, marks, mounts, namespaces, plan, presence, syscalls
 from broker.children import Rescue, in_child
 from broker.conversation import Conversation, HungUp, StepError
 from broker.descriptors import Descriptors
@@ -138,7 +139,7 @@ def _remove_unfinished(directory: int, nonce: bytes) -> None:
     """
     for name in _unfinished(nonce):
         with suppress(FileNotFoundError), _looking(directory, name) as entry:
-            if stat.S_ISSOCK(os.fstat(entry).st_mode) and _connect_to(entry) == errno.ECONNREFUSED:
+            if stat.S_ISSOCK(os.fstat(entry).st_mode) and presence.is_left(b"self/fd/%d" % entry):
                 os.unlink(name, dir_fd=directory)
 
 
@@ -177,18 +178,8 @@ def _is_served(directory: int, name: bytes) -> bool:
     """Whether an entry is a socket that the broker made, and that somebody has."""
     with suppress(OSError), _looking(directory, name) as entry:
         if stat.S_ISSOCK(os.fstat(entry).st_mode) and marks.is_marked(entry):
-            return _connect_to(entry) == errno.EPROTOTYPE
+            return presence.is_had(b"self/fd/%d" % entry)
     return False
-
-
-def _connect_to(entry: int) -> int:
-    """Return the errno with which a connection to a socket is refused.
-
-    It is one of another type, so who has the socket hears nothing of it (net/unix/af_unix.c, unix_find_bsd): EPROTOTYPE
-    if somebody has, ECONNREFUSED if nobody has.
-    """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
-        return probe.connect_ex(b"self/fd/%d" % entry)
 
 
 def _remove_socket(directory: int, name: bytes) -> None:

@@ -11,13 +11,12 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
-from errno import EPROTOTYPE
 from pathlib import Path
 from typing import Any
 
 import grpc
 
-from broker import log, rpc, sockets
+from broker import log, presence, rpc, sockets
 from broker.deviceplugin import deviceplugin_pb2 as api
 from broker.deviceplugin.devices import Devices, UnknownDevice
 from broker.log import Log
@@ -77,7 +76,7 @@ class Plugin:
         self._log = write_log
         self._own = settings.directory / ENDPOINT
         self._kubelet = settings.directory / KUBELET
-        self._healthy = is_open(settings.broker)
+        self._healthy = presence.is_had(bytes(settings.broker))
         self._changed = asyncio.Event()
         self._kubelets = 0
         self._complaint = ""
@@ -143,7 +142,7 @@ class Plugin:
         with suppress(TimeoutError):
             async with asyncio.timeout(PAUSE):
                 await self._end.wait()
-        if (healthy := is_open(self._settings.broker)) != self._healthy:
+        if (healthy := presence.is_had(bytes(self._settings.broker))) != self._healthy:
             self._log(log.NOTICE, f"the broker's socket is {'open' if healthy else 'closed'}")
             self._healthy = healthy
             self._wake_listings()
@@ -184,19 +183,6 @@ class Plugin:
         except UnknownDevice as error:
             self._log(log.WARNING, f"not allocated: {error}")
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-
-
-def is_open(path: Path) -> bool:
-    """Whether somebody has the broker's socket open there. Nothing is seen of this look on the other side.
-
-    connect(2) with another type of socket finds out whether there is one before it finds the type wrong.
-    """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(bytes(path))
-        except OSError as error:
-            return error.errno == EPROTOTYPE
-    return False
 
 
 def identity(path: Path) -> Identity | None:

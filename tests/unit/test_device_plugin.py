@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from grpc_tools import protoc
 from broker import cli
 from broker.deviceplugin import deviceplugin_pb2 as api
 from broker.deviceplugin.devices import Devices, UnknownDevice
-from broker.deviceplugin.plugin import is_open
 from broker.injection import injection
 
 ROOT = Path(__file__).parents[2]
@@ -58,21 +56,6 @@ def test_with_cdi_only_the_name_is_told() -> None:
 def test_a_device_that_there_is_not_is_not_given(name: str) -> None:
     with pytest.raises(UnknownDevice, match=f"no device '{name}'"):
         allocate(Devices(3, INJECTION), ["fuse-0"], [name])
-
-
-def test_a_socket_is_open_as_long_as_somebody_has_it(tmp_path: Path) -> None:
-    path = tmp_path / "broker.sock"
-    assert not is_open(path)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(bytes(path))
-        listener.listen(1)
-        listener.setblocking(False)
-        for _ in range(10):
-            assert is_open(path)
-        with pytest.raises(BlockingIOError):  # nobody has come
-            listener.accept()
-    assert path.exists()
-    assert not is_open(path)
 
 
 def test_a_socket_in_a_directory_of_everybodys_is_refused_in_one_line() -> None:
