@@ -5,7 +5,6 @@ The fields are the same in both: `journalctl -u fusermount3-broker REQUEST_ID=â€
 
 import json
 import os
-import sys
 import time
 from typing import Protocol
 
@@ -39,8 +38,9 @@ def to_journal(priority: int, message: str, **fields: Value) -> None:
 def to_stderr(priority: int, message: str, **fields: Value) -> None:
     record = {"time": round(time.time(), 3), "priority": priority, "message": message}
     record |= {name: value if isinstance(value, int | float) else _text(value) for name, value in fields.items()}
+    line = f"{json.dumps(record)}\n".encode()
     try:
-        print(json.dumps(record), file=sys.stderr, flush=True)
+        os.write(2, line)  # at once: the broker's processes write to one file, each between the others' lines
     except OSError:
         pass  # nobody reads it any more; that is no reason to stop serving
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import sys
+import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -19,9 +20,9 @@ def stream_of_stderr() -> str:
     return f"{status.st_dev}:{status.st_ino}"
 
 
-def test_a_record_is_a_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_record_is_a_line_of_json(capfd: pytest.CaptureFixture[str]) -> None:
     log.to_stderr(log.NOTICE, "mount refused", request_id="1a2b", errno=13, milliseconds=1.5, mountpoint=b"/m\n\xff")
-    line = capsys.readouterr().err
+    line = capfd.readouterr().err
     assert line.endswith("}\n")
     assert line.count("\n") == 1
     record = json.loads(line)
@@ -36,13 +37,33 @@ def test_a_record_is_a_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
     }
 
 
-def test_a_stderr_that_nobody_reads_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def stderr_is(descriptor: int) -> Iterator[None]:
+    before = os.dup(2)
+    os.dup2(descriptor, 2)
+    try:
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+
+
+def test_a_record_is_written_at_once_as_other_processes_write_to_the_same_file() -> None:
+    reading, writing = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with reading, writing:
+        with stderr_is(writing.fileno()):
+            log.to_stderr(log.NOTICE, "mounted")
+        written = reading.recv(100_000, socket.MSG_DONTWAIT)
+    assert written.endswith(b"}\n")
+    assert json.loads(written)["message"] == "mounted"
+
+
+def test_a_stderr_that_nobody_reads_does_not_matter() -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    with monkeypatch.context() as patch, io.FileIO(writing, "w") as pipe:
-        patch.setattr(sys, "stderr", io.TextIOWrapper(pipe, write_through=True))
+    with stderr_is(writing):
         log.to_stderr(log.INFO, "lost")
-        patch.undo()
+    os.close(writing)
 
 
 LONG = [
@@ -56,11 +77,11 @@ LONG = [
 
 @pytest.mark.parametrize(("value", "logged"), LONG, ids=range(len(LONG)))
 def test_a_value_that_a_caller_made_long_is_cut(
-    capsys: pytest.CaptureFixture[str], fake_journal: list[dict[str, Any]], value: log.Value, logged: str
+    capfd: pytest.CaptureFixture[str], fake_journal: list[dict[str, Any]], value: log.Value, logged: str
 ) -> None:
     log.to_stderr(log.NOTICE, "mount refused", options=value, request_id="1a2b")
     log.to_journal(log.NOTICE, "mount refused", options=value, request_id="1a2b")
-    record = json.loads(capsys.readouterr().err)
+    record = json.loads(capfd.readouterr().err)
     assert (record["options"], record["request_id"]) == (logged, "1a2b")
     assert (fake_journal[0]["OPTIONS"], fake_journal[0]["REQUEST_ID"]) == (logged, "1a2b")
 
