@@ -1,6 +1,7 @@
 """``fusermount3-broker``: the commands an administrator types."""
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,8 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for pr
 @click.version_option(__version__)
 def main() -> None:
     """Mount FUSE filesystems for containers that may not."""
+    # Read where gRPC is imported, here or in a plugin's process. What it notes is no record of the log.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 @main.command()
