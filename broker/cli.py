@@ -240,6 +240,7 @@ def device_plugin(
     A container asks by `resources: {limits: {fusermount3-proxy.dev/fuse: 1}}`. The paths are those of the node. With
     --cdi, the node's container runtime must know the device, see `cdi generate`.
     """
+    from broker import rpc
     from broker.deviceplugin import plugin
     from broker.deviceplugin.devices import Devices
 
@@ -248,6 +249,7 @@ def device_plugin(
         plugin.serve(plugin.Settings(kubelet_dir / "device-plugins", resource, devices, socket))
     except (injection.InjectionError, plugin.PluginError) as error:
         raise click.ClickException(str(error)) from None
+    rpc.end(0)
 
 
 @main.group()

@@ -1,9 +1,10 @@
-"""How the processes that kubelet asks by gRPC listen: the CSI plugin and the device plugin."""
+"""How the processes that kubelet asks by gRPC listen and end: the CSI plugin and the device plugin."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import grpc
 
@@ -27,3 +28,8 @@ def listening(server: grpc.aio.Server, path: Path) -> Iterator[None]:
         yield
     finally:
         path.unlink(missing_ok=True)
+
+
+def end(status: int) -> NoReturn:
+    """End the process at once: as the interpreter ends, gRPC 1.51 of Debian 12 at times waits for ever for a thread."""
+    os._exit(status)

@@ -9,7 +9,6 @@ the last one. The process ends when nobody is at the other end any more, and is 
 
 import asyncio
 import itertools
-import os
 import secrets
 import signal
 import socket
@@ -316,16 +315,13 @@ async def _serve(connection: socket.socket, settings: Settings, write_log: Log) 
 
 
 def run() -> NoReturn:
-    """Run `main`, and end at once.
-
-    As the interpreter ends, gRPC 1.51 of Debian 12 at times waits for ever for a thread of its own.
-    """
+    """Run `main`, and end."""
     try:
         status = main(sys.argv[1:])
     except BaseException:
         traceback.print_exc()
         status = 1
-    os._exit(status)
+    rpc.end(status)
 
 
 if __name__ == "__main__":
