@@ -11,7 +11,7 @@ import pytest
 
 from broker import connections, syscalls
 from broker.connections import Connection, Served
-from tests.unit.fakes import FakeFusectl
+from tests.unit.fakes import FakeFusectl, open_descriptors
 
 DEVICE = 51
 
@@ -87,7 +87,7 @@ def test_a_connection_is_aborted_with_the_rights_of_its_user(
 
 def test_another_connection_of_the_same_number_is_not_the_one_that_is_meant(fusectl: FakeFusectl) -> None:
     inode = connect(fusectl)
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = open_descriptors()
     for entry in (fusectl.path / f"{DEVICE}").iterdir():
         entry.unlink()
     fusectl.reconnect(DEVICE)
@@ -96,7 +96,7 @@ def test_another_connection_of_the_same_number_is_not_the_one_that_is_meant(fuse
     fusectl.disconnect(DEVICE)
     with pytest.raises(FileNotFoundError):
         Connection(fusectl.descriptor, DEVICE, inode)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert open_descriptors() == before
 
 
 def test_what_has_a_directory_there_is_fuse(fusectl: FakeFusectl) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from broker import log, orders, sandbox, supervisor
 from broker.supervisor import Csi, Front, Mounter, Plugin, StartError
+from tests.unit.fakes import open_descriptors
 
 CSI = Csi("unix:///csi/csi.sock", "node", "csi.example", Path("/var/lib/kubelet"))
 
@@ -123,13 +124,13 @@ class Scene:
 
 @pytest.fixture
 def scene(tmp_path: Path, started: Started, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = open_descriptors()
     scene = Scene(tmp_path, started, monkeypatch)
     yield scene
     scene.close()
     for each in started:
         each.die()
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert open_descriptors() == before
 
 
 def test_a_front_begins_with_all_that_it_works_with(scene: Scene, tmp_path: Path) -> None:
