@@ -246,10 +246,18 @@ def device_plugin(
 
     try:
         devices = Devices(count, injection.injection(proxy, socket, device_node=device_node), by_cdi)
-        plugin.serve(plugin.Settings(kubelet_dir / "device-plugins", resource, devices, socket))
-    except (injection.InjectionError, plugin.PluginError) as error:
+    except injection.InjectionError as error:
         raise click.ClickException(str(error)) from None
-    rpc.end(0)
+
+    def serve() -> int:
+        try:
+            plugin.serve(plugin.Settings(kubelet_dir / "device-plugins", resource, devices, socket))
+        except plugin.PluginError as error:
+            click.ClickException(str(error)).show()
+            return 1
+        return 0
+
+    rpc.run(serve)
 
 
 @main.group()

@@ -1,7 +1,8 @@
 """How the processes that kubelet asks by gRPC listen and end: the CSI plugin and the device plugin."""
 
 import os
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
@@ -30,6 +31,14 @@ def listening(server: grpc.aio.Server, path: Path) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
-def end(status: int) -> NoReturn:
-    """End the process at once: as the interpreter ends, gRPC 1.51 of Debian 12 at times waits for ever for a thread."""
+def run(main: Callable[[], int]) -> NoReturn:
+    """Run `main`, and end with the status that it returns, at once.
+
+    As the interpreter ends, gRPC 1.51 of Debian 12 at times waits for ever for a thread of its own.
+    """
+    try:
+        status = main()
+    except BaseException:
+        traceback.print_exc()
+        status = 1
     os._exit(status)

@@ -13,11 +13,10 @@ import secrets
 import signal
 import socket
 import sys
-import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.wrappers_pb2 import BoolValue
@@ -314,15 +313,5 @@ async def _serve(connection: socket.socket, settings: Settings, write_log: Log) 
         await server.stop(GRACE)
 
 
-def run() -> NoReturn:
-    """Run `main`, and end."""
-    try:
-        status = main(sys.argv[1:])
-    except BaseException:
-        traceback.print_exc()
-        status = 1
-    rpc.end(status)
-
-
 if __name__ == "__main__":
-    run()
+    rpc.run(partial(main, sys.argv[1:]))

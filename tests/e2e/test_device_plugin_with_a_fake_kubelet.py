@@ -173,6 +173,18 @@ def test_one_that_was_killed_is_replaced_and_one_that_lives_is_not(plugin: Plugi
         assert plugin.end() == 0
 
 
+def test_one_that_has_no_place_for_its_socket_says_so_and_ends(plugin: Plugin) -> None:
+    with FakeKubelet(plugin.directory):
+        plugin.socket.mkdir()
+        plugin.start(plugin.root / "broker.sock")
+        assert plugin.process is not None
+        assert plugin.process.wait(timeout=30) == 1
+    why, said = plugin.log.read_text().splitlines()
+    assert "Address already in use" in why, "it is gRPC that knows, and tells nobody but its log"
+    assert said == f"Error: {plugin.directory}: no socket can be made at {plugin.socket}"
+    assert plugin.socket.is_dir()
+
+
 # /dev/fuse of a host without udev is root's.
 @pytest.mark.parametrize(
     ("user", "mountpoint", "device_node"),
