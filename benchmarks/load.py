@@ -9,7 +9,9 @@ mount namespace against brokers that this starts; nothing is left.
 
 import argparse
 import os
+import random
 import resource
+import subprocess
 import sys
 import tempfile
 import time
@@ -192,13 +194,17 @@ def many_mounts(report: Report, arguments: argparse.Namespace) -> None:
 
 
 def call_until(end: float, socket_path: Path, mountpoint: Path, pause: float = 0.0) -> Sample:
-    """Mount and unmount in a mount namespace of its own, as a container would, until the monotonic time `end`."""
+    """Mount and unmount in a mount namespace of its own, as a container would, until the monotonic time `end`.
+
+    Between the two and the next it waits for `pause` seconds on average, and for no fixed time: else it would always
+    meet the same point of the tenth of a second in which others have their share of the processors.
+    """
     enter_private_namespace()
     helper = Helper(socket_path)
     sample = Sample.empty()
     while time.monotonic() < end:
         mount_and_unmount(helper, mountpoint, sample)
-        time.sleep(pause)
+        time.sleep(random.uniform(0, 2 * pause))
     return sample
 
 
@@ -276,19 +282,31 @@ def many_cycles(report: Report, arguments: argparse.Namespace) -> None:
 
 # Neighbours --------------------------------------------------------------------------------------------------------
 
-#: What the container does in turn. It may use half a processor, of which nobody can be kept from using it: what the
-#: broker answers for is what harm does beyond that.
-IDLE, COMPUTES, HARMS = "is idle", "computes", "does harm"
+#: What the container does in turn. It may use half a processor, of which nobody can be kept from using it, be it for
+#: system calls that have a server on the host work: what the broker answers for is what harm does beyond that.
+IDLE, COMPUTES, FLOODS_ANOTHER, HARMS = "is idle", "computes", "floods another server", "does harm"
 #: In the container: the beginning of both scripts.
-TURNS = """
-def harms():
+TURNS = f"""
+def harm_to_do():
     with open("/work/turn") as turn:
         now = turn.read()
-    if now == "computes":
+    if now in ({FLOODS_ANOTHER!r}, {HARMS!r}):
+        return now
+    if now == {COMPUTES!r}:
         sum(range(100_000))
-    elif now != "does harm":
+    else:
         time.sleep(0.05)
-    return now == "does harm"
+"""
+
+#: On the host: a server that does nothing for anybody.
+ANOTHER_SERVER = """
+import socket, sys
+listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+listener.bind(sys.argv[1])
+listener.listen(16)
+while True:
+    connection, _ = listener.accept()
+    connection.close()
 """
 
 #: In the container: a few processes, as many requests as they can make.
@@ -298,14 +316,14 @@ import os, socket, sys, time
 sys.path.insert(0, "/usr/lib/python3/dist-packages")
 from fusermount3_proxy import wire
 
-PATH = "/run/fusermount3-proxy/broker.sock"
+PATHS = {{{HARMS!r}: "/run/fusermount3-proxy/broker.sock", {FLOODS_ANOTHER!r}: "/work/another.sock"}}
 os.makedirs("/tmp/mnt", exist_ok=True)
 REQUEST = wire.encode_request(wire.MountRequest(mountpoint=b"/tmp/mnt", options=b"subtype=flood"))
 
 def connect():
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.settimeout(10)
-    connection.connect(PATH)
+    connection.connect(path)
     return connection
 
 def half_open(_):
@@ -328,7 +346,8 @@ for number, harm in enumerate((half_open, garbage, never_confirmed) * 4):
 mountpoint = "/tmp/mnt%d" % number
 os.makedirs(mountpoint, exist_ok=True)
 while True:
-    if not harms():
+    path = PATHS.get(harm_to_do())
+    if not path:
         continue
     try:
         harm(mountpoint)
@@ -357,7 +376,7 @@ for number in range(32):
         break
 print("hung", flush=True)
 while True:
-    if not harms():
+    if not harm_to_do():
         continue
     try:
         request = wire.MountRequest(mountpoint=mountpoint, options=b"subtype=over")
@@ -390,20 +409,30 @@ def harmful(broker: Broker, script: str, directory: Path) -> Iterator[Callable[[
             turn(IDLE)
 
 
+@contextmanager
+def another_server(path: Path) -> Iterator[None]:
+    with subprocess.Popen([sys.executable, "-c", ANOTHER_SERVER, path]) as server:
+        try:
+            yield
+        finally:
+            server.terminate()
+
+
 def neighbours(report: Report, arguments: argparse.Namespace) -> None:
-    for name, script, quiet in (
-        ("floods the broker", FLOOD, COMPUTES),
-        ("holds 32 hung filesystems", HUNG, IDLE),
+    for name, script, turns, quiet in (
+        ("floods the broker", FLOOD, (IDLE, COMPUTES, FLOODS_ANOTHER, HARMS), FLOODS_ANOTHER),
+        ("holds 32 hung filesystems", HUNG, (IDLE, COMPUTES, HARMS), IDLE),
     ):
-        samples = {each: Sample.empty() for each in (IDLE, COMPUTES, HARMS)}
+        samples = {each: Sample.empty() for each in turns}
         with tempfile.TemporaryDirectory() as temporary, Broker(SHIPPED) as broker:
             directory = Path(temporary)
-            with harmful(broker, script, directory) as turn:
+            with another_server(directory / "another.sock"), harmful(broker, script, directory) as turn:
                 for _ in range(arguments.rounds):
                     for each, sample in samples.items():
                         turn(each)
                         sample.extend(phase(broker, directory))
-        report.title(f"Another caller, while a container is idle, computes, {name} (in turn, {arguments.rounds} times)")
+        before = ", ".join(turns[:-1])
+        report.title(f"Another caller, while a container {before}, {name} (in turn, {arguments.rounds} times)")
         for what in ("mount", "unmount"):
             beside = [getattr(sample, f"{what}s") for sample in samples.values()]
             if min(map(len, beside)) < 2:
@@ -412,8 +441,8 @@ def neighbours(report: Report, arguments: argparse.Namespace) -> None:
             for percent in (50, 99):
                 figures = ", ".join(f"{percentile(each, percent):.1f}" for each in beside)
                 report.say(f"{what}, p{percent}", f"{figures} ms")
-            *before, harm = (percentile(each, 99) for each in beside)
-            for each, reference in zip(samples, before, strict=False):
+            *references, harm = (percentile(each, 99) for each in beside)
+            for each, reference in zip(turns, references, strict=False):
                 ratio, text = harm / reference, f"{what}, p99 beside when it {each}"
                 if each == quiet:
                     report.at_most(text, ratio, 2, "x")
