@@ -471,7 +471,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--callers", type=int, default=64, help="at once (%(default)s)")
     parser.add_argument("--seconds", type=int, default=60, help="for which they call (%(default)s)")
     parser.add_argument("--cycles", type=int, default=20_000, help="of mount and unmount (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=6, help="with a harmful container (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=8, help="with a harmful container (%(default)s)")
     return parser
 
 
