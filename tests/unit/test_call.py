@@ -39,7 +39,7 @@ from broker.plan import (
 from broker.registry import MountNamespace, Registry
 from fusermount3_proxy import wire
 from fusermount3_proxy.wire import CommitRequest, MountRequest, ProceedRequest, Reply, UnmountRequest
-from tests.unit.fakes import FakeFusectl, open_descriptors
+from tests.unit.fakes import FakeFusectl, all_descriptors, open_descriptors
 
 NAMESPACE = 7
 FACTS = MountFacts(
@@ -171,7 +171,7 @@ class Scene:
 
         asyncio.run(play())
         self.left = self.mounter.left()
-        assert open_descriptors() == before
+        assert all_descriptors() == before
         assert self.front.mounting == 0
 
     async def call(self, act: Callable[[], Awaitable[None]]) -> None:
@@ -940,9 +940,6 @@ def test_a_caller_beyond_a_limit_is_refused_before_it_has_said_a_word_and_logged
         replace(scene.front.configuration, limits=Limits(requests_per_second=1, burst=burst)) for burst in (100, 1)
     )
     account = account_of(Path("/proc/self/cgroup").read_bytes(), os.geteuid())
-    for _ in range(100):  # so that time does not let it in again
-        scene.front.accounts.leave(scene.front.accounts.enter(account, generous, time.monotonic()))
-    scene.front.configuration = strict
     ids = set()
 
     async def turned_away() -> None:
@@ -952,11 +949,19 @@ def test_a_caller_beyond_a_limit_is_refused_before_it_has_said_a_word_and_logged
         assert answer.text.endswith(b"; limits.requests_per_second=N can be set in /etc/broker.toml")
         ids.add(answer.id.decode())
 
+    async def first() -> None:
+        scene.caller.socket.close()
+
+    scene.front.configuration = generous
+    scene.play(first)
+    for _ in range(99):  # so that time does not let it in again
+        scene.front.accounts.leave(scene.front.accounts.enter(account, generous, time.monotonic()))
+    scene.front.configuration = strict
     for _ in range(3):
         scene.play(turned_away)
-    assert scene.logged == []
+    assert [each["message"] for each in scene.logged] == ["request caller went away"]
     (refused,) = scene.front.refusals.take()
     assert ({refused.id}, refused.requests, refused.reason.limit) == (ids, 3, "limits.requests_per_second")
     assert scene.front.limits_hit == {"limits.requests_per_second": 3}
-    assert scene.front.requests == {"request refused": 3}
+    assert scene.front.requests == {"request caller went away": 1, "request refused": 3}
     assert scene.mounter.dismissals == [], "nothing was said that a child would have to take"

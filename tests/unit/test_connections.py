@@ -11,7 +11,7 @@ import pytest
 
 from broker import connections, syscalls
 from broker.connections import Connection, Served
-from tests.unit.fakes import FakeFusectl, open_descriptors
+from tests.unit.fakes import FakeFusectl, all_descriptors, open_descriptors
 
 DEVICE = 51
 
@@ -96,7 +96,7 @@ def test_another_connection_of_the_same_number_is_not_the_one_that_is_meant(fuse
     fusectl.disconnect(DEVICE)
     with pytest.raises(FileNotFoundError):
         Connection(fusectl.descriptor, DEVICE, inode)
-    assert open_descriptors() == before
+    assert all_descriptors() == before
 
 
 def test_what_has_a_directory_there_is_fuse(fusectl: FakeFusectl) -> None:

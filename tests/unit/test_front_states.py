@@ -35,7 +35,7 @@ from broker.registry import Device, Registry
 from broker.server import Server
 from fusermount3_proxy import wire
 from fusermount3_proxy.wire import CommitRequest, MountRequest, ProceedRequest, ProtocolError, UnmountRequest
-from tests.unit.fakes import FakeFusectl
+from tests.unit.fakes import FakeFusectl, all_descriptors
 
 T = TypeVar("T")
 
@@ -388,7 +388,7 @@ class FrontUnderStress(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.descriptors_before = _open_descriptors()
+        self.descriptors_before = all_descriptors()
         self.directory = tempfile.TemporaryDirectory()
         directory = Path(self.directory.name)
         self.kernel = Kernel(directory / "fusectl")
@@ -642,7 +642,7 @@ class FrontUnderStress(RuleBasedStateMachine):
             assert not self.front.stuck
         finally:
             self._close()
-        assert _open_descriptors() <= self.descriptors_before
+        assert all_descriptors() <= self.descriptors_before
 
     def _end_children(self) -> None:
         """End all, also those that are begun thereupon, which may take a moment."""
@@ -665,10 +665,6 @@ class FrontUnderStress(RuleBasedStateMachine):
         os.close(self.kernel.descriptor)
         os.close(self.proc)
         self.directory.cleanup()
-
-
-def _open_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - no iterator that is itself a descriptor
 
 
 class TestFront(FrontUnderStress.TestCase):  # type: ignore[misc, valid-type]  # hypothesis makes it at run time

@@ -12,7 +12,7 @@ import pytest
 
 from broker import log, orders, sandbox, supervisor
 from broker.supervisor import Csi, Front, Mounter, Plugin, StartError
-from tests.unit.fakes import open_descriptors
+from tests.unit.fakes import all_descriptors, open_descriptors
 
 CSI = Csi("unix:///csi/csi.sock", "node", "csi.example", Path("/var/lib/kubelet"))
 
@@ -130,7 +130,7 @@ def scene(tmp_path: Path, started: Started, monkeypatch: pytest.MonkeyPatch) -> 
     scene.close()
     for each in started:
         each.die()
-    assert open_descriptors() == before
+    assert all_descriptors() == before
 
 
 def test_a_front_begins_with_all_that_it_works_with(scene: Scene, tmp_path: Path) -> None:
