@@ -300,13 +300,19 @@ def harm_to_do():
 
 #: On the host: a server that does nothing for anybody.
 ANOTHER_SERVER = """
-import socket, sys
+import signal, socket, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit())
 listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 listener.bind(sys.argv[1])
 listener.listen(16)
-while True:
-    connection, _ = listener.accept()
-    connection.close()
+served = 0
+try:
+    while True:
+        connection, _ = listener.accept()
+        connection.close()
+        served += 1
+finally:
+    print(served)
 """
 
 #: In the container: a few processes, as many requests as they can make.
@@ -411,11 +417,13 @@ def harmful(broker: Broker, script: str, directory: Path) -> Iterator[Callable[[
 
 @contextmanager
 def another_server(path: Path) -> Iterator[None]:
-    with subprocess.Popen([sys.executable, "-c", ANOTHER_SERVER, path]) as server:
+    with subprocess.Popen([sys.executable, "-c", ANOTHER_SERVER, path], stdout=subprocess.PIPE) as server:
         try:
             yield
         finally:
             server.terminate()
+            said, _ = server.communicate()
+    assert int(said), "nobody has flooded it"
 
 
 def neighbours(report: Report, arguments: argparse.Namespace) -> None:
@@ -426,7 +434,10 @@ def neighbours(report: Report, arguments: argparse.Namespace) -> None:
         samples = {each: Sample.empty() for each in turns}
         with tempfile.TemporaryDirectory() as temporary, Broker(SHIPPED) as broker:
             directory = Path(temporary)
-            with another_server(directory / "another.sock"), harmful(broker, script, directory) as turn:
+            with ExitStack() as stack:
+                if FLOODS_ANOTHER in turns:
+                    stack.enter_context(another_server(directory / "another.sock"))
+                turn = stack.enter_context(harmful(broker, script, directory))
                 for _ in range(arguments.rounds):
                     for each, sample in samples.items():
                         turn(each)
