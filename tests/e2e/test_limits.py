@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from errno import EAGAIN, EBADMSG, ENOSPC
+from collections import Counter
+from errno import EAGAIN, EBADMSG, ENOSPC, ENOTCONN, ETIMEDOUT
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,16 +18,16 @@ import pytest
 
 from broker import syscalls
 from tests.e2e.caller import call_in
-from tests.e2e.conftest import RunBroker, containers, let_users_in, settle, wait_until
+from tests.e2e.conftest import USER, RunBroker, containers, make_mountpoint, settle, wait_until
 from tests.e2e.hostile import (
-    COMMIT,
     O_PATH,
     PATIENCE,
     Client,
     check_service,
     in_private_namespace,
+    mount,
     mount_request,
-    unmount_request,
+    unmount,
 )
 from tests.e2e.test_attacks import GETATTR, LOOKUP, STATFS, FuseProgram
 from tests.lab.images import BUSYBOX, DEBIAN, image_tag
@@ -41,8 +42,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 GREEDY = Volume(Path(__file__).parents[1] / "programs/greedy.py", "/usr/bin/greedy.py")
 MOUNTPOINT = "/home/user/mnt"
-USER = 1000
 LONG = "[deadlines]\nrequest = 60\noperation = 20\ncommit = 60\n"
+TOO_LATE = ETIMEDOUT, "mount failed: Connection timed out"
 
 
 def at_once_text(broker: Broker) -> str:
@@ -224,49 +225,63 @@ def test_live_mounts_of_a_container_are_limited_also_after_a_restart(run_broker:
         first.exec(["fusermount3", "-u", "/tmp/b"])
 
 
+@contextlib.contextmanager
+def asking_a_silent_program(broker: Broker, hung: Path) -> Iterator[tuple[FuseProgram, list[Client]]]:
+    """Have thirty of a user's requests, for which there are sixteen places, at a mountpoint in a filesystem of its own.
+
+    Its program has read the sixteen questions when the block begins, and answers none: who asked can't even be killed.
+    It ends with the block.
+    """
+    device = mount(broker, hung, uid=USER, options=b"allow_other")
+    with contextlib.ExitStack() as stack:
+        program = stack.enter_context(FuseProgram(device))
+        pinned = os.open(hung / "file", O_PATH)
+        program.silent = (GETATTR, LOOKUP, STATFS)
+        clients = [stack.enter_context(Client(broker, USER)) for _ in range(30)]
+        for client in clients:
+            client.send(mount_request(hung / "file"), os.dup(pinned))
+        wait_until(lambda: len(program.silenced) == 16)
+        os.close(pinned)
+        yield program, clients
+    unmount(broker, hung, uid=USER, lazy=True)
+
+
 def test_operations_that_hang_on_their_callers_filesystem_cost_nobody_else_a_place(
-    run_broker: RunBroker, tmp_path: Path
+    run_broker: RunBroker, users: Path
 ) -> None:
-    """The program has read the question, and says nothing: who has asked it can't even be killed."""
-    broker = run_broker("user_allow_other = true\n[deadlines]\noperation = 2\n[limits]\nrequests_per_second = 0")
+    """Nothing is aborted meanwhile: who waits for a place waits in vain."""
+    limits = "[limits]\nrequests_per_second = 0"
+    broker = run_broker(f"user_allow_other = true\n[deadlines]\noperation = 4\nunmount = 60\n{limits}")
     settle(broker)
     before = fuse_children(broker)
-    let_users_in(tmp_path)
-    hung, place = tmp_path / "hung", tmp_path / "place"
-    for path in (hung, place):
-        path.mkdir()
-        os.chown(path, USER, USER)
+    hung, place = make_mountpoint(users, "hung"), make_mountpoint(users, "place")
 
     def body() -> None:
-        with Client(broker, USER) as first:
-            first.send(mount_request(hung, b"allow_other"), os.open(hung, O_PATH))
-            assert (reply := first.reply()) is not None
-            assert reply.errno == 0, reply.text
-            device = os.dup(first.devices[0])
-            first.send(COMMIT)
-            assert first.reply() is None
-        with contextlib.ExitStack() as stack:
-            program = stack.enter_context(FuseProgram(device))
-            pinned = os.open(hung / "file", O_PATH)
-            program.silent = (GETATTR, LOOKUP, STATFS)
-            clients = [stack.enter_context(Client(broker, USER)) for _ in range(30)]
-            for client in clients:
-                client.send(mount_request(hung / "file"), os.dup(pinned))
-            wait_until(lambda: len(program.silenced) == 16)
-            os.close(pinned)
+        with asking_a_silent_program(broker, hung) as (program, clients):
             check_service(broker, place)
             refused = [client.refused() for client in clients]
             text = f"too many operations of this user under way; max_requests=N can be set in {broker.config}"
-            assert refused.count((EAGAIN, text)) == 14, refused
+            assert Counter(refused) == {TOO_LATE: 16, (EAGAIN, text): 14}
             assert len(program.silenced) == 16, "their children have not ended, and count"
             check_service(broker, place)
-        with Client(broker, USER) as client:
-            client.send(unmount_request(hung, lazy=True), os.open(tmp_path, O_PATH))
-            assert (reply := client.reply()) is not None
-            assert reply.errno == 0, reply.text
 
     in_private_namespace(body)
     wait_until(lambda: fuse_children(broker) <= before, 30)
+
+
+def test_who_waits_gets_a_place_when_what_those_before_hang_on_is_aborted(run_broker: RunBroker, users: Path) -> None:
+    hung = make_mountpoint(users, "hung")
+    limits = "[limits]\nrequests_per_second = 0"
+    broker = run_broker(f"user_allow_other = true\n[deadlines]\noperation = 6\nunmount = 1\n{limits}")
+
+    def body() -> None:
+        with asking_a_silent_program(broker, hung) as (_, clients):
+            refused = [client.refused() for client in clients]
+            text = f"failed to access mountpoint {hung}/file: Transport endpoint is not connected"
+            assert Counter(refused) == {TOO_LATE: 16, (ENOTCONN, text): 14}
+
+    in_private_namespace(body)
+    broker.wait_for("aborted a FUSE connection: its program hangs, and somebody waits for it")
 
 
 def test_sixty_four_mounts_at_once_from_one_container_are_no_more_than_the_defaults_allow(
