@@ -170,7 +170,9 @@ class Terminal:
         self.before = termios.tcgetattr(theirs)
         self._terminal = theirs
         self.text = ""
-        command = [sys.executable, "-c", "from broker.cli import main; main()", "top", "--config", str(config)]
+        # what a shell runs in the background ignores the interrupt, and so would what these tests run
+        interruptible = ["env", "--default-signal=INT", sys.executable]
+        command = [*interruptible, "-c", "from broker.cli import main; main()", "top", "--config", str(config)]
         environment = os.environ | {"TERM": "xterm"}
         self.process = subprocess.Popen(
             command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
