@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from errno import EBADMSG, EIO, EOPNOTSUPP, ETIMEDOUT
 
-from broker import log, policy, rescue
+from broker import log, orphans, policy, rescue
 from broker.channel import Channel, HungUp
 from broker.front import Front
 from broker.limits import GONE, Account, LimitReached, check_mounts, too_many_operations
@@ -147,6 +147,7 @@ class Call:
     async def serve(self) -> None:
         """Receive the request and carry it out. Raises Refusal, ProtocolError, MounterFailed, HungUp."""
         peer, account = self._caller
+        orphans.adopt_waiting(self._front)  # this may be about one of them
         self._known |= {"caller_uid": peer.uid, "caller_gid": peer.gid, "caller_pid": peer.pid}
         self._known["caller_container"] = peer.container
         request = await self._read_request()

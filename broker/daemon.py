@@ -55,9 +55,8 @@ def main(supervisor: socket.socket) -> None:
 
 
 class _Sockets(NamedTuple):
-    """The sockets on which others come: orphans, administrators, perhaps who wants metrics and kubelet, and callers."""
+    """The sockets on which others come: administrators, perhaps who wants metrics and kubelet, and callers."""
 
-    orphans: socket.socket
     control: socket.socket
     metrics: socket.socket | None
     plugin: socket.socket | None
@@ -78,14 +77,15 @@ def _begin(supervisor: socket.socket) -> tuple[Front, _Sockets]:
         write_log(log.WARNING, f"the front is confined less than it could be, for want of: {missing}")
     if registry.lost:
         write_log(log.ERROR, f"the table of mounts was damaged, a new one is begun: {registry.lost}")
-    front = Front(configuration, Mounter(socket.socket(fileno=mounter)), registry, write_log, proc)
+    ends = [socket.socket(fileno=each) for each in (mounter, orphans)]
+    front = Front(configuration, Mounter(*ends), registry, write_log, proc)
     control_socket, *callers = [socket.socket(fileno=each) for each in listening]
     metrics = callers.pop(0) if begin.metrics else None
     plugin = callers.pop(0) if begin.volumes else None
     if begin.volumes:
         front.volumes = _open_volumes(state_directory, write_log)
     _limit_connections(front, descriptors)
-    return front, _Sockets(socket.socket(fileno=orphans), control_socket, metrics, plugin, callers)
+    return front, _Sockets(control_socket, metrics, plugin, callers)
 
 
 def _open_volumes(state_directory: Path, write_log: Log) -> Volumes:
@@ -142,7 +142,7 @@ async def _run(front: Front, supervisor: socket.socket, parent: int, sockets: _S
     asyncio.get_running_loop().add_reader(supervisor, _obey, supervisor, front, stop)
     asyncio.get_running_loop().add_reader(parent, _end_soon, front, parent)
     await recognize(front)
-    expect(front, sockets.orphans)
+    expect(front)
     with closing(Health(front.mounter, stop)) as health:
         async with await control.serve(sockets.control, front, health):
             names = ", ".join(each.getsockname() for each in sockets.callers)

@@ -40,11 +40,16 @@ class OperationEnded(Exception):
 
 
 class Mounter:
-    """The mounter, at the other end of `control`. The supervisor starts it again if it ends; the socket stays."""
+    """The mounter, at the other end of `control`. The supervisor starts it again if it ends; the socket stays.
 
-    def __init__(self, control: socket.socket) -> None:
-        control.setblocking(False)  # the front waits for nobody
+    So does `orphans`, on which its children say what they kept when the front had been killed.
+    """
+
+    def __init__(self, control: socket.socket, orphans: socket.socket) -> None:
+        for each in (control, orphans):
+            each.setblocking(False)  # the front waits for nobody
         self._control = control
+        self.orphans = orphans
         self._sending = asyncio.Lock()
         self.pid = 0
         self.restarts = 0

@@ -1,10 +1,10 @@
 """Mounts whose front was killed before it had written them down: the mounter's child kept them, and says so here.
 
-The socket is the supervisor's, and outlives both sides: what a child says waits there for the next front.
+The socket is the supervisor's, and outlives both sides: what a child says waits there for the next front. It says so
+before it lets go of its caller; so what is said by the time that somebody comes is all that they can know of.
 """
 
 import asyncio
-import socket
 import time
 
 from broker import log, plan
@@ -14,20 +14,27 @@ from broker.registry import Device, Mount, MountNamespace
 from fusermount3_proxy import wire
 
 
-def expect(front: Front, orphans: socket.socket) -> None:
-    """Have the running event loop write down what comes on `orphans`."""
-    orphans.setblocking(False)
-    asyncio.get_running_loop().add_reader(orphans, _receive, front, orphans)
+def expect(front: Front) -> None:
+    """Have the running event loop write down what comes."""
+    asyncio.get_running_loop().add_reader(front.mounter.orphans, _receive, front)
 
 
-def _receive(front: Front, orphans: socket.socket) -> None:
+def _receive(front: Front) -> None:
+    if not adopt_waiting(front):
+        asyncio.get_running_loop().remove_reader(front.mounter.orphans)
+
+
+def adopt_waiting(front: Front) -> bool:
+    """Write down what has been said by now; whether more may come."""
     try:
-        record = plan.load(orphans.recv(wire.MAX_MESSAGE))
+        while True:
+            record = plan.load(front.mounter.orphans.recv(wire.MAX_MESSAGE))
+            if isinstance(record, plan.Orphaned):
+                adopt(front, record)
+    except BlockingIOError:
+        return True
     except (OSError, wire.ProtocolError):  # the end is an empty record, which is none
-        asyncio.get_running_loop().remove_reader(orphans)
-        return
-    if isinstance(record, plan.Orphaned):
-        adopt(front, record)
+        return False
 
 
 def adopt(front: Front, orphan: plan.Orphaned) -> None:

@@ -107,6 +107,12 @@ class FakeMounter:
         self.failure: Exception | None = None
         self.connection: socket.socket
         """The front's end of the connection that is served."""
+        self.orphans, self.child_of_another_front = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.orphans.setblocking(False)
+
+    def close(self) -> None:
+        self.orphans.close()
+        self.child_of_another_front.close()
 
     async def begin(self, start: Any, descriptors: list[int]) -> Operation:
         connection, pidfd = descriptors
@@ -251,6 +257,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
     scene = Scene(tmp_path)
     yield scene
     scene.registry.close()
+    scene.mounter.close()
     os.close(scene.proc)
     os.close(scene.fusectl.descriptor)
 
@@ -742,6 +749,25 @@ def test_a_caller_unmounts_its_own(scene: Scene) -> None:
     scene.play(act)
     assert len(scene.registry) == 0
     assert scene.last_record["message"] == "unmount unmounted"
+
+
+def test_a_caller_unmounts_what_was_kept_without_a_front(scene: Scene) -> None:
+    """The child has said so before the caller came, and the front has not been told yet that somebody speaks there."""
+    scene.fusectl.connect(5)
+    orphan = plan.Orphaned(5, NAMESPACE, 1000, os.getpid(), b"5e6f7a8b", b"host:", b"sshfs", b"")
+    scene.mounter.child_of_another_front.send(plan.dump(orphan))
+
+    async def act() -> None:
+        scene.request(UnmountRequest(b"/mnt", b"mnt"))
+        await scene.child_begins()
+        scene.child_says(UNMOUNT_FACTS)
+        assert isinstance(await scene.child_hears(), UnmountPlan)
+        scene.fusectl.disconnect(5)
+        scene.child_says(plan.Unmounted())
+        assert (await scene.answer()).errno == 0
+
+    scene.play(act)
+    assert len(scene.registry) == 0
 
 
 def test_an_unmount_whose_caller_is_gone_is_one_all_the_same(scene: Scene) -> None:

@@ -38,7 +38,8 @@ class Scene:
         self.control.setblocking(False)
         self.ours = ours
         self.logged: list[str] = []
-        self.dismissals = Dismissals(Mounter(ours), self.log)
+        self.orphans = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.dismissals = Dismissals(Mounter(ours, self.orphans), self.log)
         self.callers: list[socket.socket] = []
 
     def log(self, priority: int, message: str, **_: Any) -> None:
@@ -79,7 +80,7 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     monkeypatch.setattr("broker.dismissals._PAUSE", 0)
     scene = Scene()
     yield scene
-    for each in (scene.ours, scene.control, *scene.callers):
+    for each in (scene.ours, scene.control, scene.orphans, *scene.callers):
         each.close()
 
 

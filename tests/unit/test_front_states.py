@@ -367,6 +367,12 @@ class FakeMounter:
         self.kernel = kernel
         self.children: list[FakeChild] = []
         self.down = False
+        self.orphans, self.child_of_another_front = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.orphans.setblocking(False)
+
+    def close(self) -> None:
+        self.orphans.close()
+        self.child_of_another_front.close()
 
     async def begin(self, start: Any, descriptors: list[int]) -> Operation:
         if self.down:
@@ -662,6 +668,7 @@ class FrontUnderStress(RuleBasedStateMachine):
         self.clock.close()
         self.listener.close()
         self.registry.close()
+        self.mounter.close()
         os.close(self.kernel.descriptor)
         os.close(self.proc)
         self.directory.cleanup()

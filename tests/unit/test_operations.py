@@ -31,8 +31,14 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 @pytest.fixture
-def mounter(ends: tuple[socket.socket, socket.socket]) -> Mounter:
-    return Mounter(ends[0])
+def orphans() -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as unconnected:
+        yield unconnected
+
+
+@pytest.fixture
+def mounter(ends: tuple[socket.socket, socket.socket], orphans: socket.socket) -> Mounter:
+    return Mounter(ends[0], orphans)
 
 
 @pytest.fixture
@@ -99,10 +105,10 @@ def test_what_nobody_wants_is_given_to_a_child_to_lose(mounter: Mounter, control
 
 
 @pytest.fixture
-def narrow(ends: tuple[socket.socket, socket.socket]) -> Mounter:
+def narrow(ends: tuple[socket.socket, socket.socket], orphans: socket.socket) -> Mounter:
     """A mounter to which the way holds only few records."""
     ends[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
-    return Mounter(ends[0])
+    return Mounter(ends[0], orphans)
 
 
 def test_a_mounter_that_has_too_much_to_do_for_a_step_takes_no_more(narrow: Mounter) -> None:
