@@ -233,13 +233,18 @@ class Soak:
     def _kill_spare(self) -> None:
         """Kill a child that is idle: one with an operation takes that along, by design."""
         mounter = psutil.Process(status_of(self._broker)["mounter"]["pid"])
+        wait_until(lambda: self._has_killed_spare(mounter), 60)  # under load few are idle, and not for long
+
+    def _has_killed_spare(self, mounter: psutil.Process) -> bool:
         with suppress(psutil.NoSuchProcess, IndexError):  # there is none at the moment
             spare = self._chance.choice(mounter.children())
             spare.suspend()  # and so it stays as it is while it is looked at
-            if is_idle(spare):
+            wait_until(lambda: spare.status() == psutil.STATUS_STOPPED)
+            if is_idle(spare, mounter):
                 spare.kill()
-            else:
-                spare.resume()
+                return True
+            spare.resume()
+        return False
 
     def _hit_program(self, number: signal.Signals) -> None:
         container = self._chance.choice(self._workers).container
@@ -358,11 +363,15 @@ def mounts_on(mountpoint: Path) -> list[str]:
     return [f"of a killed proxy: {mount.mountpoint}" for mount in fuse_mounts() if mount.mountpoint == str(mountpoint)]
 
 
-def is_idle(process: psutil.Process) -> bool:
-    """Whether a child of the mounter waits for an operation: it has the pipe still that it closes when it has one."""
+def is_idle(spare: psutil.Process, mounter: psutil.Process) -> bool:
+    """Whether a child of the mounter waits for an operation: it has the pipe still that it closes when it has one, and
+    no socket of its own, such as come with one."""
     with suppress(OSError):
-        opened = [each.readlink() for each in Path(f"/proc/{process.pid}/fd").iterdir()]
-        return any(str(each).startswith("pipe:") for each in opened)
+        own, mounters = (
+            [str(each.readlink()) for each in Path(f"/proc/{pid}/fd").iterdir()] for pid in (spare.pid, mounter.pid)
+        )
+        sockets = {each for each in own if each.startswith("socket:")}
+        return sockets <= set(mounters) and any(each.startswith("pipe:") for each in own)
     return False
 
 
