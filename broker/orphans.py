@@ -26,15 +26,15 @@ def _receive(front: Front) -> None:
 
 def adopt_waiting(front: Front) -> bool:
     """Write down what has been said by now; whether more may come."""
-    try:
-        while True:
+    while True:
+        try:
             record = plan.load(front.mounter.orphans.recv(wire.MAX_MESSAGE))
-            if isinstance(record, plan.Orphaned):
-                adopt(front, record)
-    except BlockingIOError:
-        return True
-    except (OSError, wire.ProtocolError):  # the end is an empty record, which is none
-        return False
+        except BlockingIOError:
+            return True
+        except (OSError, wire.ProtocolError):  # the end is an empty record, which is none
+            return False
+        if isinstance(record, plan.Orphaned):
+            adopt(front, record)
 
 
 def adopt(front: Front, orphan: plan.Orphaned) -> None:

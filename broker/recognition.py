@@ -49,9 +49,9 @@ async def recognize(front: Front) -> None:
     ]
     recognized = sum(await asyncio.gather(*batches))
     undecided = len(front.registry.unsure)
-    gone = sum(map(len, namespaces.values())) - recognized - undecided
-    if not recognized and not undecided:  # their numbers are others' now, in the same fusectl
+    if not recognized and not undecided:  # mostly their numbers are others' now, in the same fusectl
         return
+    gone = sum(map(len, namespaces.values())) - recognized - undecided
     priority = log.WARNING if undecided else log.NOTICE
     front.log(priority, "fusectl is another than before", recognized=recognized, gone=gone, undecided=undecided)
 
