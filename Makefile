@@ -1,18 +1,18 @@
-# `make help` lists what there is to make. On a fresh Debian 12, as root, each target installs what it is missing.
+# `make help` lists the targets. On a fresh Debian 12, as root, each target installs the packages that it is missing.
 
 SHELL := /bin/bash
-# The distribution's Python: its static library is what the proxy is linked with, and its bytecode has to match.
+# The distribution's Python: the proxy is linked with its static library, and the bytecode has to match.
 PYTHON ?= /usr/bin/python3
 VENV := .venv
 NATIVE := $(shell dpkg --print-architecture)
 ARCH ?= $(NATIVE)
 PROXY := build/static/$(if $(filter-out $(NATIVE),$(ARCH)),$(ARCH)/)fusermount3-proxy
 
-# What the venv, the lint and the static build need; the end-to-end tests and the demo need the lab's packages, too.
+# Packages for the venv, the lint and the static build; the end-to-end tests and the demo need the lab's packages, too.
 BUILD_PACKAGES := gcc libc6-dev pkgconf libpython3-dev libsystemd-dev libattr1-dev python3-venv binutils strace
-# What makes the images.
+# Packages for building the images.
 IMAGE_PACKAGES := podman mmdebstrap dpkg-dev
-# What links for another architecture than the machine's.
+# Packages for linking for an architecture other than the machine's.
 CROSS_PACKAGES_amd64 := gcc-x86-64-linux-gnu libc6-dev-amd64-cross
 CROSS_PACKAGES_arm64 := gcc-aarch64-linux-gnu libc6-dev-arm64-cross
 LAB_PACKAGES := $(shell sed 's/\#.*//' tests/lab/apt-packages)
@@ -25,10 +25,19 @@ help:  ## list the targets
 .PHONY: venv
 venv: $(VENV)/installed  ## .venv with the broker, its dependencies, the tests' and the site's (fusermount3-broker is in .venv/bin)
 
-$(VENV)/installed: setup.cfg setup.py pyproject.toml | build-packages
+# An environment variable, because pip builds the package with tools in a place of its own that options don't reach.
+$(VENV)/installed: export PIP_CONSTRAINT := $(abspath constraints.txt)
+$(VENV)/installed: setup.cfg setup.py pyproject.toml constraints.txt | build-packages
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --use-pep517 --editable '.[test,docs]'
 	touch $@
+
+.PHONY: constraints
+constraints: | build-packages  ## the newest releases of all tools into constraints.txt; then `make lint test`
+	$(PYTHON) -m venv --clear build/newest
+	build/newest/bin/pip install --quiet --use-pep517 --editable '.[test,docs]'
+	sed --in-place '/^#/!d' constraints.txt
+	build/newest/bin/pip freeze --all --exclude pip --exclude-editable >> constraints.txt
 
 .PHONY: static
 static: $(PROXY)  ## the static proxy: build/static/fusermount3-proxy; ARCH=arm64: build/static/arm64/fusermount3-proxy
@@ -50,7 +59,7 @@ images: deb venv | image-packages  ## container images of broker and proxy, with
 	packaging/container/build build/deb build/images
 	$(VENV)/bin/python packaging/container/sbom.py build/images/*.tar
 
-# The names that PyPI takes. A static executable asks for no libc at all, and 2.17 is the oldest with a tag on both.
+# Platform tags that PyPI accepts. A static executable needs no libc at all, and 2.17 is the oldest with a tag on both.
 WHEEL_PLATFORM_amd64 := manylinux_2_17_x86_64
 WHEEL_PLATFORM_arm64 := manylinux_2_17_aarch64
 
@@ -71,11 +80,11 @@ demo: venv static lab-packages  ## an unmodified sshfs mounts in an unprivileged
 
 .PHONY: test
 test: lint static lab-packages  ## the tests, without those that take long; as root, for most need containers and mounts
-	$(VENV)/bin/python -m pytest -m 'not long'
+	$(VENV)/bin/python -m tests -m 'not long'
 
 .PHONY: test-all
 test-all: lint static lab-packages  ## all tests, as CI runs them: also attacks by the thousand, hung programs, fuzzing, a soak
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m tests --prefetch --durations=40
 
 .PHONY: lint
 lint: venv  ## ruff and mypy --strict
@@ -89,8 +98,13 @@ bench: venv static lab-packages  ## what a mount costs beside the genuine fuserm
 
 MINUTES := 20
 .PHONY: soak
-soak: venv static lab-packages  ## MINUTES=20 of load with faults at random; the report goes into docs/reliability.md
+soak: venv static lab-packages  ## MINUTES=20 of load with faults, each once, then at random; the report goes into docs/reliability.md
 	$(VENV)/bin/python -m benchmarks.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) --write
+
+.PHONY: test-kernels
+test-kernels: venv static lab-packages  ## the promises on the kernels of Debian's releases, emulated; the table goes into docs/compatibility.md
+	@packaging/install-packages $$(sed 's/#.*//' tests/machines/apt-packages)
+	$(VENV)/bin/python -m tests.machines --write
 
 SECONDS := 60
 .PHONY: fuzz
@@ -106,15 +120,15 @@ site: venv  ## the documentation as a site: build/site/index.html
 	rm -rf build/site
 	$(VENV)/bin/sphinx-build --quiet --fail-on-warning --keep-going --fresh-env --doctree-dir build/doctrees docs build/site
 
-# A compiler this old, for what it writes runs with Debian's protobuf 3.21, as with newer ones from PyPI.
+# A compiler this old, because its output works with Debian's protobuf 3.21 and with newer ones from PyPI.
 PROTOC := build/protoc
 .PHONY: csi
-csi: $(PROTOC)/installed  ## generate broker/csi/csi_pb2.py and .pyi from csi.proto, after a change of that
-	$(PROTOC)/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. broker/csi/csi.proto
+csi: $(PROTOC)/installed  ## generate csi_pb2.py and .pyi from csi.proto, after a change of that
+	$(PROTOC)/bin/python -m grpc_tools.protoc -Ibroker --python_out=broker --pyi_out=broker fusermount3_broker/csi/csi.proto
 
 .PHONY: device-plugin
-device-plugin: $(PROTOC)/installed  ## the same for broker/deviceplugin/deviceplugin.proto
-	$(PROTOC)/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. broker/deviceplugin/deviceplugin.proto
+device-plugin: $(PROTOC)/installed  ## the same for deviceplugin.proto
+	$(PROTOC)/bin/python -m grpc_tools.protoc -Ibroker --python_out=broker --pyi_out=broker fusermount3_broker/injection/deviceplugin.proto
 
 $(PROTOC)/installed: | build-packages
 	$(PYTHON) -m venv $(PROTOC)
@@ -126,7 +140,7 @@ clean:  ## remove what was built here (the cache of the tests' images stays, in 
 	rm -rf build $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-# Debian packages are installed only when one is missing, so that the other targets need no network.
+# Install Debian packages only if one is missing, so that the other targets need no network.
 .PHONY: build-packages image-packages lab-packages
 build-packages: PACKAGES := $(BUILD_PACKAGES)
 image-packages: PACKAGES := $(IMAGE_PACKAGES)

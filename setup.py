@@ -120,7 +120,7 @@ def shared_files(built: Path) -> dict[str, list[Path]]:
 
 def run(script: str, *arguments: str | Path) -> int:
     """Run a script that imports modules from the sources; return its status."""
-    path = os.pathsep.join(filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH"))))
+    path = os.pathsep.join(filter(None, (str(Path.cwd()), str(Path.cwd() / "broker"), os.environ.get("PYTHONPATH"))))
     return subprocess.run([sys.executable, "-B", script, *arguments], env={**os.environ, "PYTHONPATH": path}).returncode
 
 

@@ -3,9 +3,9 @@
     .venv/bin/python -m benchmarks [--quick] [--write | --json FILE] [part ...]
     .venv/bin/python -m benchmarks --render
 
-The parts latency, callers, datapath and memory compare; with ``--write`` what they have measured goes into
-docs/performance.json, and the tables and the plot of docs/performance.md are made from that. The parts load and volumes
-print numbers beside bounds. ``--quick`` runs everything in short, to see that it runs: what it prints means nothing.
+The parts latency, callers, datapath and memory compare; with ``--write`` their measurements go into
+docs/performance.json, from which the tables and the plot of docs/performance.md are made. The parts load and volumes
+print numbers beside bounds. ``--quick`` runs everything in short, to check that it runs: its numbers mean nothing.
 Ends with status 1 if a bound is missed, or the data path is not the same; not so with ``--quick``.
 """
 
@@ -34,7 +34,7 @@ STORED, PLOT = DOCS / "performance.json", DOCS / "performance.svg"
 
 @dataclass(frozen=True)
 class Extent:
-    """How much is measured. Seconds are those of one job, or one number of callers, in one round."""
+    """The extent of the measurements. Seconds are those of one job, or one number of callers, in one round."""
 
     calls: int
     caller_rounds: int
@@ -46,7 +46,7 @@ class Extent:
     load: tuple[str, ...]
     """Options of benchmarks/load.py."""
     pause: float
-    """Seconds in which is seen how busy others are, before each part."""
+    """Seconds for which the load of other processes is measured before each part."""
 
 
 FULL = Extent(
@@ -74,7 +74,7 @@ QUICK = Extent(
 
 
 class Part(NamedTuple):
-    """A part that compares: how it is measured, and its tables. Its name is that of the field of `Results`."""
+    """A part that compares: its measurement, and its tables. Its name is that of the field of `Results`."""
 
     measure: Callable[[Extent], Any]
     show: Callable[[Any], str]
@@ -86,7 +86,7 @@ COMPARED = {
     "datapath": Part(lambda extent: datapath.measure(extent.datapath_rounds, extent.datapath_seconds), page.datapath),
     "memory": Part(lambda extent: memory.measure(extent.mounts), page.memory),
 }
-#: Parts that print numbers beside bounds, and return which were missed.
+#: Parts that print numbers beside bounds, and return the bounds that were missed.
 BOUNDED: dict[str, Callable[[Extent], list[str]]] = {
     "load": lambda extent: load.run(load.parser().parse_args(extent.load)),
     "volumes": lambda extent: volumes.run(extent.volumes),
@@ -107,7 +107,7 @@ def compare(names: Sequence[str], extent: Extent) -> Results:
 
 
 def in_private_namespace(measure: Callable[[], ResultT]) -> ResultT:
-    """Return what `measure` returns in a process, and a mount namespace, of its own."""
+    """Return the result of `measure`, called in a separate process and mount namespace."""
 
     def body() -> ResultT:
         enter_private_namespace()
@@ -117,7 +117,7 @@ def in_private_namespace(measure: Callable[[], ResultT]) -> ResultT:
 
 
 def render() -> None:
-    """Make tables and plot of docs/performance.md from the numbers that are stored."""
+    """Make tables and plot of docs/performance.md from the stored numbers."""
     stored = results.load(STORED)
     plot.draw(stored, STORED, PLOT)
     PAGE.write(page.rendered(stored))

@@ -1,4 +1,4 @@
-"""How many filesystems a second callers at once get mounted and unmounted, by the proxy and by the genuine helper.
+"""How many filesystems per second concurrent callers mount and unmount, by the proxy and by the genuine helper.
 
 Each caller is a process in a mount namespace of its own, as in a container, which calls as fast as it is answered.
 """
@@ -36,7 +36,7 @@ def measure_callers(callers: int, rounds: int, seconds: float, socket_path: Path
 
 
 def calls(samples: list[Sample], seconds: float) -> Calls:
-    """Return what the rounds say together."""
+    """Return the results of all rounds together."""
     total = Sample.empty()
     for sample in samples:
         total.extend(sample)
@@ -48,7 +48,7 @@ def calls(samples: list[Sample], seconds: float) -> Calls:
 
 
 def one_round(callers: int, seconds: float, socket_path: Path, program: Path, directory: Path) -> Sample:
-    # All begin together: starting a caller is work, too.
+    # All callers begin together: starting a caller is work, too.
     begin = time.monotonic() + 0.5 + 0.05 * callers
     started = [
         Beside(partial(call, begin, begin + seconds, Helper(socket_path, program), directory / str(number)))

@@ -1,8 +1,8 @@
-"""What passes through a filesystem, mounted by way of the proxy and by the genuine helper: it must be the same.
+"""Throughput of a filesystem mounted through the proxy and by the genuine helper: it must be the same.
 
-Once a filesystem is mounted, neither helper nor broker has a part in it. That is shown here: fio through the same FUSE
-program in the same mount namespace, as a user; only the file at /usr/bin/fusermount3 is another one. Both are measured
-in turn, each round with a filesystem newly mounted, and every second round the other way round.
+Once a filesystem is mounted, neither helper nor broker has a part in it. To show that, fio runs through the same FUSE
+program in the same mount namespace, as a user; only the file at /usr/bin/fusermount3 differs. Both are measured in
+turn, each round with a newly mounted filesystem, and every second round in reverse order.
 """
 
 import json
@@ -30,7 +30,7 @@ AT_ONCE = 4
 
 
 class Kind(NamedTuple):
-    """What fio does: the name in the report, fio's own, and the size of one read or write."""
+    """A kind of fio job: its name in the report, fio's name, and the size of one read or write."""
 
     name: str
     rw: str
@@ -67,7 +67,7 @@ def measure(rounds: int, seconds: float, file_size: int = 32 * MIB) -> DataPath:
 
 
 def make_device_usable(directory: Path) -> None:
-    """Have a /dev/fuse here that the user may open, as udev makes it; without udev it is root's only."""
+    """Make a /dev/fuse here that the user may open, as udev does; without udev only root may."""
     device = directory / "fuse"
     os.mknod(device, stat.S_IFCHR, Path("/dev/fuse").stat().st_rdev)
     device.chmod(0o666)
@@ -75,7 +75,7 @@ def make_device_usable(directory: Path) -> None:
 
 
 def make_files(directory: Path, size: int) -> Path:
-    """Return a directory with a file of so many bytes for each of fio's jobs, which belong to the user."""
+    """Return a directory with a file of so many bytes for each of fio's jobs; the files belong to the user."""
     source = own(directory / "source")
     for number in range(AT_ONCE):
         file = source / f"data.{number}"

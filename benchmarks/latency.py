@@ -1,8 +1,8 @@
 """How long a FUSE program waits for its helper: from exec to the /dev/fuse descriptor, the proxy against the genuine.
 
-Both are called in turn, in one run, in a private mount namespace, against a broker that this starts; so the ratio
-means something on a machine on which the milliseconds do not. The start alone is measured with ``-V``, and a static
-C program that does nothing shows what exec and exit cost by themselves.
+Both are called in turn, in one run, in a private mount namespace, against a broker that this module starts; so the
+ratio means something on a machine on which the milliseconds do not. The start alone is measured with ``-V``, and a
+static C program that does nothing shows the cost of exec and exit by themselves.
 """
 
 import os
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks import metafuse
 from benchmarks.results import GENUINE, PROXY, Latency, Timing
-from broker import syscalls
+from fusermount3_broker.kernel import syscalls
 from tests.lab.broker import PROXY as PROXY_PROGRAM
 from tests.lab.broker import Broker
 from tests.lab.load import Helper
@@ -35,7 +35,7 @@ def exec_to_descriptor(helper: Helper, mountpoint: Path) -> float:
 
 
 def published_to_descriptor(driver: metafuse.Driver, helper: Helper, mountpoint: Path) -> float:
-    """Return the same for a helper that is given what was mounted before."""
+    """Return the same for a helper that receives the descriptor of an earlier mount."""
     driver.publish(mountpoint)
     return exec_to_descriptor(helper, mountpoint)
 
@@ -83,7 +83,7 @@ def measure(calls: int) -> Latency:
 
 
 def starting(calls: int, directory: Path) -> dict[str, Timing]:
-    """Return what start to exit takes with `-V`, beside a program that does nothing at all."""
+    """Return the times from start to exit with `-V`, beside a program that does nothing at all."""
     nothing = directory / "nothing"
     compile_nothing: list[str | Path] = ["cc", "-O2", "-static", "-x", "c", "-", "-o", nothing]
     subprocess.run(compile_nothing, input=NOTHING, text=True, check=True)

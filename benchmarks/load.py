@@ -1,10 +1,10 @@
-"""What the broker bears: many mounts, many callers, a long run, and a container that means no good.
+"""The load that the broker sustains: many mounts, many callers, a long run, and a malicious container.
 
     .venv/bin/python -m benchmarks.load [--mounts 1000] [--callers 64] [--seconds 60] [--cycles 20000] [part ...]
 
-Prints each number beside its bound, and ends with status 1 if one is missed. What is compared is measured in turn, in
-one run, so that a ratio means something on a machine on which the milliseconds do not. All of it happens in a private
-mount namespace against brokers that this starts; nothing is left.
+Prints each number beside its bound, and ends with status 1 if one is missed. Comparisons are measured in turn, in one
+run, so that a ratio means something on a machine on which the milliseconds do not. Everything happens in a private
+mount namespace against brokers that this module starts; nothing is left.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.results import percentile
-from broker import syscalls
+from fusermount3_broker.kernel import syscalls
 from tests.e2e.conftest import settle
 from tests.e2e.hostile import fuse_mounts, mount, unmount
 from tests.lab.broker import PROXY, Broker
@@ -33,16 +33,16 @@ from tests.lab.load import Beside, Call, Helper, Holding, holding
 from tests.lab.podman import Container, Options, Volume
 
 SOURCES = Path(__file__).parents[1]
-#: As it is shipped, with what tests switch off: it looks for dead mounts, and keeps limits.
+#: The shipped settings that tests switch off: the search for dead mounts, and the limits.
 SHIPPED = "dead_mounts_seconds = 2\n[limits]"
-#: So that one caller may have what is measured here.
+#: Settings by which one caller may have as many mounts and requests as are measured here.
 UNLIMITED = f"mount_max = -1\n{SHIPPED}\nmounts = 0\nrequests_per_second = 0\nconcurrent = 0"
 KIB, MIB = 1024, 1024 * 1024
 
 
 @dataclass
 class Report:
-    """Prints numbers, with the bound and whether it holds where there is one."""
+    """Prints numbers, and where there is a bound, the bound and whether it holds."""
 
     missed: list[str] = field(default_factory=list)
 
@@ -66,7 +66,7 @@ class Report:
 
 
 class Sample(NamedTuple):
-    """Milliseconds of calls that went well, and what the others said."""
+    """Milliseconds of successful calls, and the messages of the others."""
 
     mounts: list[float]
     unmounts: list[float]
@@ -103,7 +103,7 @@ def mount_and_unmount(helper: Helper, mountpoint: Path, sample: Sample) -> None:
 
 
 class Crowd:
-    """A broker, and a mount namespace with so many live filesystems of it."""
+    """A broker, and a mount namespace with so many of its live filesystems."""
 
     def __init__(self, stack: ExitStack, size: int) -> None:
         self.size = size
@@ -129,19 +129,19 @@ class Crowd:
             self._live.append((place, mount(self.broker, place)))
 
     def empty(self) -> None:
-        """Take everything away, without the broker: whatever has happened, nobody may walk into what doesn't answer."""
+        """Unmount everything, without the broker: whatever has happened, no process may walk into a dead filesystem."""
         self.enter()
         for _, descriptor in self._live:
             os.close(descriptor)
         for each in fuse_mounts():
-            with suppress(OSError):  # the broker was quicker: it finds what is dead
+            with suppress(OSError):  # the broker was quicker: it finds dead mounts
                 syscalls.umount2(os.fsencode(each.mountpoint), syscalls.MNT_DETACH)
 
     def enter(self) -> None:
         syscalls.setns(self._namespace, syscalls.CLONE_NEWNS)
 
     def measure(self) -> None:
-        """Mount and unmount once more, with the proxy and with a client that need not be started."""
+        """Mount and unmount once more, with the proxy and with a client that needs no start."""
         self.enter()
         mount_and_unmount(self.helper, self.mountpoint, self.by_proxy)
         begun = time.perf_counter()
@@ -161,7 +161,7 @@ class Crowd:
 def many_mounts(report: Report, arguments: argparse.Namespace) -> None:
     with ExitStack() as stack:
         few, many = Crowd(stack, 10), Crowd(stack, arguments.mounts)
-        for _ in range(100):  # so that what is measured is warm
+        for _ in range(100):  # so that the measurement is warm
             many.measure()
         many.by_proxy, many.by_client = Sample.empty(), Sample.empty()
         empty = many.holding()
@@ -194,10 +194,10 @@ def many_mounts(report: Report, arguments: argparse.Namespace) -> None:
 
 
 def call_until(end: float, socket_path: Path, mountpoint: Path, pause: float = 0.0) -> Sample:
-    """Mount and unmount in a mount namespace of its own, as a container would, until the monotonic time `end`.
+    """Mount and unmount in a separate mount namespace, as a container would, until the monotonic time `end`.
 
-    Between the two and the next it waits for `pause` seconds on average, and for no fixed time: else it would always
-    meet the same point of the tenth of a second in which others have their share of the processors.
+    Before each call it waits for `pause` seconds on average, and for no fixed time: else it would always meet the same
+    point of the tenth of a second in which other processes have their share of the processors.
     """
     enter_private_namespace()
     helper = Helper(socket_path)
@@ -282,8 +282,8 @@ def many_cycles(report: Report, arguments: argparse.Namespace) -> None:
 
 # Neighbours --------------------------------------------------------------------------------------------------------
 
-#: What the container does in turn. It may use half a processor, of which nobody can be kept from using it, be it for
-#: system calls that have a server on the host work: what the broker answers for is what harm does beyond that.
+#: The container's activities in turn. It may use half a processor, and can't be kept from using that, be it for system
+#: calls that make a server on the host work: the broker is responsible for the additional effect of "does harm".
 IDLE, COMPUTES, FLOODS_ANOTHER, HARMS = "is idle", "computes", "floods another server", "does harm"
 #: In the container: the beginning of both scripts.
 TURNS = f"""
@@ -298,7 +298,7 @@ def harm_to_do():
         time.sleep(0.05)
 """
 
-#: On the host: a server that does nothing for anybody.
+#: On the host: a server that does nothing for any client.
 ANOTHER_SERVER = """
 import signal, socket, sys
 signal.signal(signal.SIGTERM, lambda *_: sys.exit())
@@ -315,7 +315,7 @@ finally:
     print(served)
 """
 
-#: In the container: a few processes, as many requests as they can make.
+#: In the container: a few processes that make as many requests as they can.
 FLOOD = f"""
 import os, socket, sys, time
 {TURNS}
@@ -361,7 +361,7 @@ while True:
         pass
 """
 
-#: In the container: holds filesystems that never answer, and has the broker look at them.
+#: In the container: holds filesystems that never answer, and makes the broker look at them.
 HUNG = f"""
 import os, socket, sys, time
 {TURNS}
@@ -394,7 +394,7 @@ while True:
 
 @contextmanager
 def harmful(broker: Broker, script: str, directory: Path) -> Iterator[Callable[[str], None]]:
-    """Run `script` in a container that may use half a processor; give what tells it what to do."""
+    """Run `script` in a container that may use half a processor; yield the function that selects its activity."""
     volumes = [
         *broker.volumes(),
         Volume(SOURCES / "fusermount3_proxy", "/usr/lib/python3/dist-packages/fusermount3_proxy"),
@@ -497,18 +497,18 @@ def main() -> None:
 
 
 def run(arguments: argparse.Namespace) -> list[str]:
-    """Run the parts; return which bounds were missed."""
+    """Run the parts; return the bounds that were missed."""
     allow_many_descriptors()
     missed = []
     for name in arguments.parts or PARTS:
-        # In a process of its own: it goes through mount namespaces.
+        # In a separate process: it goes through mount namespaces.
         of_part = Beside(partial(run_part, name, arguments)).result()
         missed += [f"{name}: {what}" for what in of_part]
     return missed
 
 
 def allow_many_descriptors() -> None:
-    """Let this process, and those it starts, open as many as the system lets it: each filesystem has one."""
+    """Let this process and its children open as many descriptors as the system allows: each filesystem has one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

@@ -1,4 +1,4 @@
-"""Where a run of the benchmarks was made: what its numbers mean depends on that."""
+"""The machine on which a run of the benchmarks was made, which the meaning of its numbers depends on."""
 
 import os
 import platform
@@ -16,7 +16,7 @@ SOURCES = Path(__file__).parents[1]
 
 
 def describe(busy: list[float]) -> Machine:
-    """Return the description; `busy` is what `others_use` has returned in the course of the run."""
+    """Return the description; `busy` has the results of `others_use` in the course of the run."""
     return Machine(
         date=datetime.now(UTC).date().isoformat(),
         kernel=f"{os.uname().sysname} {os.uname().release}",
@@ -35,12 +35,12 @@ def describe(busy: list[float]) -> Machine:
 
 
 def others_use(seconds: float) -> float:
-    """Return how much of the processors is used, in percent, while this process waits for so many seconds."""
+    """Return the percentage of the processors in use while this process waits for so many seconds."""
     return float(psutil.cpu_percent(interval=seconds))
 
 
 def processor() -> str:
-    """Return what the processors call themselves."""
+    """Return the processors' own name."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         name, _, value = line.partition(":")
         if name.strip() == "model name":
@@ -49,7 +49,7 @@ def processor() -> str:
 
 
 def commit() -> str:
-    """Return the commit that was measured, with a + if files have been changed since."""
+    """Return the measured commit, with a + if files have been changed since."""
     described = subprocess.run(
         ["git", "describe", "--always", "--exclude=*", "--dirty=+"], cwd=SOURCES, capture_output=True, text=True
     )

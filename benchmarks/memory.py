@@ -1,6 +1,6 @@
-"""What is held in memory: by the broker with and without mounts, and by a helper that waits with auto_unmount.
+"""Memory use: of the broker with and without mounts, and of a helper that waits with auto_unmount.
 
-All of it is PSS, in which a page that several processes share is counted once, in shares.
+All numbers are PSS, in which a page that several processes share is counted once, in shares.
 """
 
 import os
@@ -48,7 +48,7 @@ def mean_pss(program: Path, broker: Broker, directory: Path, number: int) -> int
 
 
 def settled(helpers: list[subprocess.Popen[bytes]]) -> int:
-    """Return the PSS of all of them together, once it stays the same; or after 5 s, for others share pages, too."""
+    """Return the total PSS once it stays the same, at most after 5 s, because other processes share pages, too."""
     last = -1
     for _ in range(25):
         now = sum(holding(helper.pid).pss for helper in helpers)
@@ -61,7 +61,7 @@ def settled(helpers: list[subprocess.Popen[bytes]]) -> int:
 
 @contextmanager
 def waiting(program: Path, broker: Broker, mountpoint: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Give a helper that has mounted, and waits until its FUSE program, which this process is, has ended."""
+    """Yield a helper that has mounted, and waits until its FUSE program, which is this process, has ended."""
     mountpoint.mkdir(exist_ok=True)
     ours, theirs = socket.socketpair()
     environment = {

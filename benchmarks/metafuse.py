@@ -1,8 +1,8 @@
-"""The proxy of meta-fuse-csi-plugin, where it can be had, and the least of a driver that it needs.
+"""The proxy of meta-fuse-csi-plugin, where it is available, and the minimal driver that it needs.
 
-The plugin has mounted the filesystem before a program asks for it. Its proxy connects to a stream socket, says nothing,
-gets one message with the descriptor, removes the socket's path, and hands the descriptor on: it does not mount, so what
-is measured with it is the way of a descriptor only.
+The plugin has mounted the filesystem before a program asks for it. Its proxy connects to a stream socket, sends
+nothing, receives one message with the descriptor, removes the socket's path, and passes the descriptor on: it does not
+mount, so only the descriptor's way is measured with it.
 """
 
 import json
@@ -15,14 +15,14 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from broker import syscalls
+from fusermount3_broker.kernel import syscalls
 
 MODULE = "github.com/pfnet-research/meta-fuse-csi-plugin"
 ADDRESS = re.compile(r"\S+://\S+ ?")
 
 
 class NotMeasured(Exception):
-    """Why the proxy is not to be had here."""
+    """The reason why the proxy is not available here."""
 
 
 def install(directory: Path) -> Path:
@@ -35,7 +35,7 @@ def install(directory: Path) -> Path:
 
 
 def go(directory: Path, sources: Path, seconds: int, *arguments: str) -> str:
-    """Return what a command of go prints in `sources`; what it keeps is in `directory`.
+    """Return the output of a go command in `sources`; its caches are in `directory`.
 
     Raises NotMeasured if it fails, takes longer, or there is no go.
     """
@@ -62,7 +62,7 @@ def go(directory: Path, sources: Path, seconds: int, *arguments: str) -> str:
 
 
 def reason(stdout: str, stderr: str) -> str:
-    """Return the error that go has told, in JSON or not, in one line, without addresses: others have other ones."""
+    """Return the error that go has printed, in JSON or not, in one line, without addresses, which vary."""
     with suppress(ValueError, KeyError):
         stderr = json.loads(stdout)["Error"]
     return ADDRESS.sub("", " ".join(stderr.split()))[:300]
@@ -90,7 +90,7 @@ class Driver:
         self._listener.close()
 
     def publish(self, mountpoint: Path) -> None:
-        """Mount a filesystem at `mountpoint`; the next who connects gets its descriptor."""
+        """Mount a filesystem at `mountpoint`; the next client that connects gets its descriptor."""
         os.link(self._bound, self.socket)  # the client will remove the path
         self._device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
         data = f"fd={self._device},rootmode=40000,user_id={os.getuid()},group_id={os.getgid()}"

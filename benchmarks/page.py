@@ -1,4 +1,4 @@
-"""The generated part of docs/performance.md: text and tables from what a run has measured. Pure functions."""
+"""The generated part of docs/performance.md: text and tables from the measurements of a run. Pure functions."""
 
 from collections.abc import Iterable, Sequence
 from statistics import median
@@ -19,21 +19,21 @@ from benchmarks.results import (
 )
 
 GIB, MIB, KIB = 1024**3, 1024**2, 1024
-#: Percent of the processors that others may use while the numbers still mean something.
+#: Percent of the processors that other processes may use before the numbers lose their meaning.
 QUIET = 10.0
-#: Longer cells don't make the column wide.
+#: Characters; a longer cell doesn't widen its column.
 WIDEST = 60
 
 
 def rendered(results: Results) -> str:
-    """Return the whole of it, for a run of which no part is missing. The plot is beside the page."""
+    """Return the whole part, for a run with no part missing. The plot is beside the page."""
     parts = "\n".join(shown(results))
     plot = "![Latency, mounts a second and data path, drawn from the numbers below](performance.svg)\n"
     return f"{introduction(results)}\n{plot}\n{parts}"
 
 
 def shown(results: Results) -> Iterable[str]:
-    """Return the tables of each part that was measured."""
+    """Yield the tables of each measured part."""
     if results.latency:
         yield latency(results.latency)
     if results.callers:
@@ -45,7 +45,7 @@ def shown(results: Results) -> Iterable[str]:
 
 
 def introduction(results: Results) -> str:
-    """Return where and when, and whether the numbers can mean anything."""
+    """Return machine and time of the run, and whether its numbers can mean anything."""
     text = f"{machine(results.machine)}\n"
     if results.quick:
         text += "\n**A quick run**: too few calls and rounds for the numbers to mean anything.\n"
@@ -78,7 +78,7 @@ TIMING = ["p50", "p99", "p50, ratio", "p99, ratio", "calls"]
 
 
 def compared(timings: dict[str, Timing]) -> list[list[str]]:
-    """Return a row for each, with what it takes as a multiple of the first."""
+    """Return a row for each timing, with its ratio to the first."""
     first = next(iter(timings.values()))
     return [
         [
@@ -194,7 +194,7 @@ def span(values: Sequence[float], form: str) -> str:
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
-    """Return a table in Markdown that can also be read as it is."""
+    """Return a Markdown table that is also readable as plain text."""
     columns = zip(header, *rows, strict=True)
     widths = [max(len(cell) for cell in column if len(cell) <= WIDEST) for column in columns]
 

@@ -1,7 +1,7 @@
-"""The plot of docs/performance.md, drawn with Matplotlib from what a run has measured.
+"""The plot of docs/performance.md, drawn with Matplotlib from the measurements of a run.
 
-The same numbers give the same bytes: no date, no random ids. The picture says which numbers it was drawn from, so that
-a test can tell a picture that was left behind.
+The same numbers give the same bytes: no date, no random ids. The picture names the numbers from which it was drawn, so
+that a test can detect an outdated picture.
 """
 
 import hashlib
@@ -20,12 +20,12 @@ STYLE = Path(__file__).with_suffix(".mplstyle")
 
 
 def source(stored: Path) -> str:
-    """Return how the picture names the file of numbers that it was drawn from."""
+    """Return the picture's name for the file of numbers from which it was drawn."""
     return f"drawn from {stored.name}, sha256 {hashlib.sha256(stored.read_bytes()).hexdigest()}"
 
 
 def draw(results: Results, stored: Path, file: Path) -> None:
-    """Draw a run of which no part is missing, and which is in the file `stored`, as SVG."""
+    """Draw a run with no part missing, stored in the file `stored`, as SVG."""
     assert results.latency, "latency was not measured"
     assert results.callers, "callers were not measured"
     assert results.datapath, "the data path was not measured"
@@ -40,7 +40,7 @@ def draw(results: Results, stored: Path, file: Path) -> None:
 
 
 def draw_latency(axes: Axes, latency: Latency) -> None:
-    """A bar from the p50 to the p99 of each helper."""
+    """Draw a bar from the p50 to the p99 of each helper."""
     names = list(latency.exec_to_descriptor)
     for place, (name, timing) in enumerate(latency.exec_to_descriptor.items()):
         colour = COLOURS.get(name, OTHER)
@@ -62,7 +62,7 @@ def draw_latency(axes: Axes, latency: Latency) -> None:
 
 
 def draw_callers(axes: Axes, concurrency: list[Concurrency]) -> None:
-    """Two bars for each number of callers."""
+    """Draw two bars for each number of callers."""
     for side, (name, offset) in {"genuine": (GENUINE, -0.2), "proxy": (PROXY, 0.2)}.items():
         places = [number + offset for number in range(len(concurrency))]
         values = [median(getattr(each, side).mounts_per_second) for each in concurrency]
@@ -77,7 +77,7 @@ def draw_callers(axes: Axes, concurrency: list[Concurrency]) -> None:
 
 
 def draw_datapath(axes: Axes, datapath: DataPath) -> None:
-    """A dot for each round, a line for the median of each job."""
+    """Draw a dot for each round, a line for the median of each job."""
     names = []
     for place, job in enumerate(datapath.jobs):
         rounds = job.ratios()

@@ -1,7 +1,7 @@
-"""What a run of the benchmarks has measured, as it is kept in docs/performance.json; `page` and `plot` show it.
+"""The measurements of a run of the benchmarks, as docs/performance.json keeps them; `page` and `plot` show them.
 
-Only numbers that were measured are in here. Ratios, medians and what follows from them are computed where they are
-shown, so that what is shown can't differ from what was measured.
+Only measured numbers are in here. Ratios, medians and other derived values are computed where they are shown, so that
+they can't differ from the measurements.
 """
 
 import statistics
@@ -12,7 +12,7 @@ from pathlib import Path
 from cattrs.preconf.json import make_converter
 
 GENUINE, PROXY = "genuine fusermount3", "proxy and broker"
-#: As many rounds all on the same side of 1.00 come by chance once in 128 times, if there is no difference.
+#: Rounds that all lie on the same side of 1.00 by chance only once in 128 times, if there is no difference.
 ENOUGH_ROUNDS = 8
 
 _converter = make_converter()
@@ -24,7 +24,7 @@ def percentile(values: Sequence[float], percent: int) -> float:
 
 @dataclass(frozen=True)
 class Timing:
-    """What calls took, in milliseconds."""
+    """Durations of calls, in milliseconds."""
 
     p50: float
     p99: float
@@ -37,17 +37,17 @@ class Timing:
 
 @dataclass(frozen=True)
 class Latency:
-    """Timings by what was called; the first is what the others are compared with."""
+    """Timings by helper; the others are compared with the first."""
 
     exec_to_descriptor: dict[str, Timing]
     start_to_exit: dict[str, Timing]
     not_measured: dict[str, str]
-    """What would have been called from exec to descriptor, and why it was not."""
+    """The callers left out of the measurement from exec to descriptor, and why."""
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """What fio saw in one round: throughput, and the latency of one read or write."""
+    """The result of fio in one round: throughput, and the latency of one read or write."""
 
     bytes_per_second: float
     p50_microseconds: float
@@ -56,7 +56,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Job:
-    """A job of fio in each round, on a filesystem that the genuine helper has mounted, and on one of the proxy's."""
+    """A job of fio in each round, on a filesystem mounted by the genuine helper, and on one mounted by the proxy."""
 
     name: str
     block_size: str
@@ -68,7 +68,7 @@ class Job:
         return f"{self.name}, {self.block_size}, {self.jobs} {'job' if self.jobs == 1 else 'jobs'}"
 
     def ratios(self) -> list[float]:
-        """Return by how much more passes through the filesystem of the proxy, for each round."""
+        """Return for each round the throughput through the proxy's filesystem relative to the genuine helper's."""
         pairs = zip(self.proxy, self.genuine, strict=True)
         return [proxy.bytes_per_second / genuine.bytes_per_second for proxy, genuine in pairs]
 
@@ -76,14 +76,14 @@ class Job:
         return len(self.genuine) >= ENOUGH_ROUNDS
 
     def differs(self) -> bool:
-        """Whether one side was faster in every round, and so the noise does not explain the difference."""
+        """Return whether one side was faster in every round, so that noise does not explain the difference."""
         ratios = self.ratios()
         return self.is_judged() and (min(ratios) > 1 or max(ratios) < 1)
 
 
 @dataclass(frozen=True)
 class DataPath:
-    """What fio saw through `program`, the same on both sides."""
+    """The results of fio through `program`, the same on both sides."""
 
     program: str
     jobs: list[Job]
@@ -91,7 +91,7 @@ class DataPath:
 
 @dataclass(frozen=True)
 class Calls:
-    """What callers at once got done. `mounts_per_second` of all of them together, for each round."""
+    """The work of concurrent callers. `mounts_per_second` of all of them together, for each round."""
 
     mounts_per_second: list[float]
     mount: Timing
@@ -130,7 +130,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where and when, and what of."""
+    """Machine, time and versions of a run."""
 
     date: str
     kernel: str
@@ -154,7 +154,7 @@ class Results:
     memory: Memory | None = None
 
     def missed(self) -> list[str]:
-        """Return what is not as promised: calls that failed, jobs for which it matters who has mounted."""
+        """Return the broken promises: calls that failed, jobs for which the mounting helper makes a difference."""
         jobs = self.datapath.jobs if self.datapath else []
         return [
             *[f"callers: {each.failed()} calls failed" for each in self.callers or [] if each.failed()],
@@ -167,5 +167,5 @@ def store(results: Results, file: Path) -> None:
 
 
 def load(file: Path) -> Results:
-    """Return what `store` has written."""
+    """Return the results that `store` has written."""
     return _converter.loads(file.read_text(), Results)

@@ -1,6 +1,6 @@
-"""Sections of documents that programs write: what stands between two marks, and everything around them stays.
+"""Generated sections of documents: the text between two marks is replaced, everything around them stays.
 
-Benchmarks put their reports into docs/ this way, so that nobody types numbers.
+Benchmarks put their reports into docs/ this way, so that no number is typed by hand.
 """
 
 from dataclasses import dataclass
@@ -23,11 +23,11 @@ class Section:
         return f"<!-- end of what {self.writer} writes -->\n"
 
     def read(self) -> str:
-        """Return what stands there. ValueError if one of the marks is missing or there twice."""
+        """Return the section's text. ValueError if one of the marks is missing or appears twice."""
         return self._split()[1]
 
     def write(self, text: str) -> None:
-        """Put `text` there. ValueError as in `read`; then nothing is written."""
+        """Replace the section's text. ValueError as in `read`; then nothing is written."""
         before, _, after = self._split()
         self.file.write_text(f"{before}{self.begin}{text}{self.end}{after}")
 

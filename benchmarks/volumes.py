@@ -1,11 +1,11 @@
-"""What a volume costs: publishing one, and the descriptor of its filesystem for the FUSE program in the pod.
+"""The cost of a volume: publishing one, and the descriptor of its filesystem for the FUSE program in the pod.
 
     .venv/bin/python -m benchmarks.volumes [--volumes 200]
 
-Kubelet's calls are real ones, over gRPC; the FUSE program is a process in the cgroup of a pod. It is given its
-descriptor by the protocol, from connect(2) on, and by the proxy, from exec on, in turn with the proxy where there is no
-volume. Prints each number beside its bound, and ends with status 1 if one is missed. All of it happens in mount
-namespaces of its own; nothing is left.
+Kubelet's calls are real gRPC calls; the FUSE program is a process in the cgroup of a pod. It gets its descriptor by
+the protocol, measured from connect(2) on, and by the proxy, measured from exec on, in turn with the proxy without a
+volume. Prints each number beside its bound, and ends with status 1 if one is missed. Everything happens in separate
+mount namespaces; nothing is left.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from pathlib import Path
 
 from benchmarks.load import Report
 from benchmarks.results import percentile
-from broker.csi import csi_pb2 as csi
+from fusermount3_broker.csi import csi_pb2 as csi
 from fusermount3_proxy import wire
 from fusermount3_proxy.wire import CommitRequest, VolumeRequest
 from tests.e2e.conftest import settle
@@ -37,10 +37,10 @@ from tests.lab.manifests import Pod as Spec
 
 DRIVER = "csi.fusermount3-proxy.dev"
 SOCKETS = "fuse-fd-passing"
-#: As it is shipped, but that one caller may have what is measured here.
+#: The shipped configuration, except that one caller may have as many mounts and requests as are measured here.
 CONFIGURATION = "[limits]\nmounts = 0\nrequests_per_second = 0\nconcurrent = 0"
 PUBLISH_BOUND, DESCRIPTOR_BOUND = 10.0, 6.0  # milliseconds, of the p50
-#: Seconds before each call of a program's.
+#: Seconds before each call of a program.
 PAUSE = 0.1
 
 
@@ -54,7 +54,7 @@ def spec(volumes: int) -> Spec:
 
 
 def publish_all(report: Report, pod: Pod) -> None:
-    """Publish each volume, one after the other, and again, over one connection, whose making is not measured."""
+    """Publish the volumes one after the other, and again, over one connection, whose setup is not measured."""
     with pod.kubelet.plugin.connected() as call:
         taken: dict[str, list[float]] = {"publish": [], "publish again": []}
         for milliseconds in taken.values():
@@ -84,7 +84,7 @@ def unpublish_all(report: Report, pod: Pod) -> None:
 
 @contextmanager
 def in_the_pod(pod: Pod, mountpoint: Path) -> Iterator[None]:
-    """Be a process of the pod for which the mountpoint is there, and the sockets are in the working directory."""
+    """Run as a process of the pod that sees the mountpoint and has the sockets in its working directory."""
     pod.enter()
     os.chdir(pod.volume_path(EmptyDir(SOCKETS)))
     enter_private_namespace()
@@ -93,9 +93,9 @@ def in_the_pod(pod: Pod, mountpoint: Path) -> Iterator[None]:
 
 
 def connect_to_descriptor(name: str) -> tuple[float, int]:
-    """Ask for the filesystem of a volume by the protocol; return the milliseconds, and the descriptor.
+    """Request the filesystem of a volume by the protocol; return the milliseconds, and the descriptor.
 
-    Wait before, until the broker has forked what it keeps ready: the programs of pods don't come one after the other.
+    Wait first, until the broker has forked its spare process: the programs of pods don't come one after the other.
     """
     time.sleep(PAUSE)
     begun = time.perf_counter()
@@ -112,7 +112,7 @@ def connect_to_descriptor(name: str) -> tuple[float, int]:
 
 
 def descriptors(pod: Pod, mountpoint: Path, in_place: Path) -> dict[str, list[float]]:
-    """Have half of the volumes mounted by the protocol, and again in place of the dead one; half by the proxy.
+    """Mount half of the volumes by the protocol, and again in place of the dead mounts; the other half by the proxy.
 
     The proxy is called in turn for the broker's socket `in_place`. Returns milliseconds.
     """
@@ -145,7 +145,7 @@ def descriptors(pod: Pod, mountpoint: Path, in_place: Path) -> dict[str, list[fl
 
 
 def hundred_at_once(report: Report, cluster: Cluster) -> None:
-    """Publish and unpublish a hundred volumes of as many pods at once, each by a call of its own connection."""
+    """Publish and unpublish a hundred volumes of as many pods at once, each by a call over its own connection."""
     pods = [Pod(cluster.kubelet, spec(1)) for _ in range(100)]
     for pod in pods:
         pod.make_directories()
@@ -197,7 +197,7 @@ def main() -> None:
 
 
 def run(volumes: int) -> list[str]:
-    """Measure with so many volumes; return which bounds were missed."""
+    """Measure with so many volumes; return the bounds that were missed."""
     report = Report()
     with tempfile.TemporaryDirectory() as directory, Cluster(DRIVER, {}, CONFIGURATION) as cluster:
         measure(report, cluster, Path(directory), volumes)

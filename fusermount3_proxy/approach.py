@@ -1,6 +1,6 @@
-"""Where the broker is, and the first attempt to connect to it, made before what is needed to talk with it is loaded.
+"""The broker's address, and the first attempt to connect, made before the modules that talk to the broker are loaded.
 
-So the broker wakes up and finds out who calls while the proxy imports `client` and `wire`.
+The broker thus wakes up and identifies the caller while the proxy imports `client` and `wire`.
 """
 
 from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_SEQPACKET, socket
@@ -14,10 +14,10 @@ DEFAULT_PATH = b"/run/fusermount3-proxy/broker.sock"
 
 
 def socket_path(environment: dict[bytes, bytes]) -> bytes:
-    """Return where the broker listens: what the environment says, else the file in /etc, else the default.
+    """Return the path of the broker's socket: from the environment, else from the file in /etc, else the default.
 
-    go-fuse leaves its helper nothing of the environment but the comm socket's number; then what the FUSE program was
-    started with counts.
+    go-fuse passes its helper no environment but the comm socket's number; then the environment with which the FUSE
+    program was started counts.
     """
     named = environment.get(VARIABLE)
     if environment.keys() == {comm.VARIABLE}:
@@ -34,7 +34,7 @@ def _variable_of_parent() -> bytes:
 
 
 def _contents(path: bytes) -> bytes:
-    """Return what is in the file, nothing if that can't be read."""
+    """Return the contents of the file, empty if it can't be read."""
     contents = b""
     try:
         file = open(path, O_RDONLY | O_CLOEXEC)
@@ -51,8 +51,11 @@ def _contents(path: bytes) -> bytes:
 
 
 def connect(path: bytes) -> socket | None:
-    """Return a connection to the broker at `path`, None if it is not to be had at once; then `client.ask` sees why."""
-    connection = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC)
+    """Return a connection to the broker at `path`, None if the attempt fails; then `client.ask` finds out why."""
+    try:
+        connection = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC)
+    except OSError:
+        return None
     connection.setblocking(False)
     try:
         connection.connect(path)

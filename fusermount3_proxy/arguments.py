@@ -1,16 +1,16 @@
-"""The command lines of the programs beside fusermount3: options first, then what they are about."""
+"""Command-line parsing for the programs other than fusermount3: options first, then operands."""
 
 from fusermount3_proxy.failure import Failure
 
-#: What asks for help, among the options that `split` returns.
+#: The option that requests help, among those that `split` returns.
 HELP = b"help"
 
 
 def split(arguments: list[bytes], names: dict[bytes, bytes]) -> tuple[dict[bytes, bytes], list[bytes]]:
-    """Return the options, each with its value, and the arguments from the first that is none, or after ``--``.
+    """Return the options with their values, and the arguments from the first non-option on, or after ``--``.
 
-    `names` gives for each spelling, without dashes, the name under which the option is returned; one dash is as good
-    as two, as in programs written in Go. All take a value, but ``-h`` and ``--help``. Raises Failure.
+    `names` maps each spelling, without dashes, to the name under which the option is returned; one dash is equivalent
+    to two, as in programs written in Go. All options take a value except ``-h`` and ``--help``. Raises Failure.
     """
     given: dict[bytes, bytes] = {}
     rest = list(arguments)
@@ -30,7 +30,7 @@ def split(arguments: list[bytes], names: dict[bytes, bytes]) -> tuple[dict[bytes
 
 
 def seconds(text: bytes) -> float:
-    """Return the time that `text` says, in seconds with or without a decimal point. Raises Failure."""
+    """Parse `text` as a time in seconds, with or without a decimal point. Raises Failure."""
     if not text.replace(b".", b"", 1).isdigit() or len(text) > 9:
         raise Failure(b"invalid number of seconds: '%b'" % text)
     return float(text)

@@ -1,26 +1,26 @@
-"""What one call of ``fusermount3`` does, told from the top: mount or unmount through the broker, and say how it went.
+"""One call of ``fusermount3`` from the top: mount or unmount through the broker, and report the result.
 
-The rules are those of fusermount3(1): silence on success, ``argv[0]`` as it came in front of every message, exit
-status 0 if and only if the descriptor was delivered or the filesystem unmounted, else 1. The executable is other
-programs, too, under their names: `programs`.
+The rules are those of fusermount3(1): silence on success, the original ``argv[0]`` in front of every message, exit
+status 0 if and only if the descriptor was delivered or the filesystem unmounted, else 1. The executable is also other
+programs, under their names: `programs`.
 """
 
 from errno import ENAMETOOLONG
 from posix import close, environ, getuid, strerror
 from sys import argv
 
-from fusermount3_proxy import FUSERMOUNT_VERSION, approach, comm, commandline, mountpoint
+from fusermount3_proxy import FUSERMOUNT_VERSION, __version__, approach, comm, commandline, mountpoint
 from fusermount3_proxy.commandline import Invocation
 from fusermount3_proxy.failure import Failure, reason, say
 
-# Only for the type checker.
+# For the type checker only.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from _socket import socket as socket_type
 
     from fusermount3_proxy.client import Answer
 
-#: The names under which it is more than fusermount3.
+#: The names under which the executable is more than fusermount3.
 PROXY_NAME, STARTER_NAME = b"fusermount3-proxy", b"fuse-starter"
 
 USAGE = b"""\
@@ -40,24 +40,29 @@ def main() -> int:
     program, *arguments = [argument.encode("utf-8", "surrogateescape") for argument in argv] or [b"fusermount"]
     name = program.rpartition(b"/")[2]
     if name in (PROXY_NAME, STARTER_NAME):
-        from fusermount3_proxy import programs  # not before: it is fusermount3 that has to be fast
+        from fusermount3_proxy import programs  # not earlier: fusermount3 is the one that has to be fast
 
         if chosen := programs.choose(name, arguments):
             return programs.run(program, *chosen)
     try:
         return _run(program, commandline.parse(arguments))
     except Failure as failure:
-        say(2, b"%b: %b\n" % (program, failure.text))
-        return 1
+        text = failure.text
+    except (MemoryError, OSError) as error:  # a limit of the caller: no process, no memory
+        text = reason(error)
+    say(2, b"%b: %b\n" % (program, text))
+    return 1
 
 
 def _run(program: bytes, call: Invocation) -> int:
+    is_proxy = program.rpartition(b"/")[2] == PROXY_NAME
     if call.version:
-        say(1, b"fusermount3 version: %b\n" % FUSERMOUNT_VERSION.encode())
+        own = b"fusermount3-proxy version: %b\n" % __version__.encode() if is_proxy else b""
+        say(1, own + b"fusermount3 version: %b\n" % FUSERMOUNT_VERSION.encode())
         return 0
     if call.help:
         say(1, USAGE % program)
-        if program.rpartition(b"/")[2] == PROXY_NAME:
+        if is_proxy:
             from fusermount3_proxy import programs
 
             say(1, programs.USAGE)
@@ -76,7 +81,7 @@ def _mount(program: bytes, call: Invocation) -> int:
     path = approach.socket_path(environ)
     connection = approach.connect(path)
 
-    from fusermount3_proxy import client, wire  # not before: the broker is finding out who calls
+    from fusermount3_proxy import client, wire  # not earlier: the broker is identifying the caller
 
     request = wire.MountRequest(place.path, call.options, call.sync_init)
     answer = client.ask(path, request, pinned, connection=connection)
@@ -90,17 +95,17 @@ def _mount(program: bytes, call: Invocation) -> int:
         return 1
     client.commit(answer)
     if answer.reply.auto_unmount:
-        from fusermount3_proxy import watch  # not before: most calls need no signals
+        from fusermount3_proxy import watch  # not earlier: most calls need no signals
 
         return watch.become_watcher(program, socket, place.path, answer.reply.id)
     return 0
 
 
 def _finish_sync_init(program: bytes, socket: "socket_type", answer: "Answer") -> bool:
-    """Mount when the FUSE program is ready to serve, and tell it how that went; whether it went well."""
+    """Mount once the FUSE program is ready to serve, and send it the result; return whether the mount succeeded."""
     from fusermount3_proxy import client
 
-    close(answer.descriptor)  # a copy would keep the mount alive when the program ends
+    close(answer.descriptor)  # a copy would keep the mount alive after the program ends
     comm.wait_until_ready(socket)
     reply = client.proceed(answer, lambda: comm.is_open(socket))
     client.print_reply(program, reply)
@@ -109,7 +114,7 @@ def _finish_sync_init(program: bytes, socket: "socket_type", answer: "Answer") -
 
 
 def _watch(program: bytes, call: Invocation) -> int:
-    """``--auto-unmount``: watch over a mount that the FUSE program made by itself, or go on watching."""
+    """``--auto-unmount``: watch a mount that the FUSE program made by itself, or continue watching."""
     from fusermount3_proxy import watch
 
     if watch.has_waited():
@@ -125,7 +130,7 @@ def _unmount(program: bytes, call: Invocation) -> int:
     path = approach.socket_path(environ)
     connection = approach.connect(path)
 
-    from fusermount3_proxy import client, wire  # as for a mount
+    from fusermount3_proxy import client, wire  # not earlier, as for a mount
 
     request = wire.UnmountRequest(place.path, place.name, call.lazy)
     answer = client.ask(path, request, place.directory, connection=connection)
@@ -135,7 +140,7 @@ def _unmount(program: bytes, call: Invocation) -> int:
 
 
 def _find_no_mount(call: Invocation, place: mountpoint.Place) -> int:
-    """Say what fusermount3 says of a place on which it can't have mounted anything. Raises Failure."""
+    """Print fusermount3's message for a path where it can't have mounted anything. Raises Failure."""
     if getuid() == 0 and place.problem:
         raise Failure(b"failed to chdir to %b: %b" % (place.path.rpartition(b"/")[0], reason(place.problem)))
     if getuid() == 0 and place.path == b"/":

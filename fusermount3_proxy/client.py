@@ -1,13 +1,14 @@
-"""The talk with the broker: wait for it within bounds, send one request, receive one reply.
+"""The exchange with the broker: wait for the broker within bounds, send one request, receive one reply.
 
-No caller of fusermount3 has a timeout, so every step here has one. A broker that is not there yet, or that goes
-away before it answers, is asked again: a request without a reply was not carried out, or is rolled back, because
-a mount counts only when it was committed.
+Callers of fusermount3 set no timeout, so every step here has one. If the broker does not run yet, or goes away before
+it answers, the proxy repeats the request: a request without a reply was not carried out, or is rolled back, because a
+mount counts only once it is committed.
 """
 
 from _socket import (
     AF_UNIX,
     MSG_CMSG_CLOEXEC,
+    MSG_CTRUNC,
     MSG_NOSIGNAL,
     SCM_RIGHTS,
     SO_SNDTIMEO,
@@ -21,8 +22,12 @@ from errno import (
     ECONNABORTED,
     ECONNREFUSED,
     ECONNRESET,
+    EMFILE,
     EMSGSIZE,
+    ENFILE,
+    ENOBUFS,
     ENOENT,
+    ENOMEM,
     EPIPE,
     EPROTOTYPE,
     ETIMEDOUT,
@@ -35,27 +40,30 @@ from time import monotonic, sleep
 from fusermount3_proxy import wire
 from fusermount3_proxy.failure import Failure, reason, say
 
-# Only for the type checker: `typing` is a library, and there are none where this runs.
+# For the type checker only: `typing` is a library, and this interpreter has none.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: What the name of the socket ends in where a socket of another type, for clients of another protocol, has the name.
+#: Suffix of the broker's socket where a socket of another type, for clients of another protocol, has the plain name.
 BESIDE_ANOTHER = b".seqpacket"
 
-#: Seconds that a broker which is not there is waited for.
+#: Seconds to wait for a broker that does not run.
 PATIENCE = 10.0
-#: Seconds that a reply may take. Longer than the broker's own deadlines, so that its refusal is what the user reads.
+#: Seconds to wait for a reply. Longer than the broker's own deadlines, so that the user reads the broker's refusal.
 REPLY_TIMEOUT = 30.0
 
-#: How long to wait in connect(2) for one's turn while very many others want to connect, as a struct timeval. With a
-#: timeout of Python's own it would not wait, nor have a turn.
+#: How long connect(2) may wait for its turn while very many other clients want to connect, as a struct timeval. With a
+#: timeout of Python's own, connect(2) would neither wait nor get a turn.
 _LONG = 8 if maxsize > 2**32 else 4
 _TURN = int(PATIENCE).to_bytes(_LONG, byteorder) + bytes(_LONG)
 
-#: What connect(2) and the exchange fail with while a broker starts, restarts or has its hands full; ETOOMANYREFS, while
-#: processes of the same uid, in whatever container, have too many descriptors on their way (unix(7)).
+#: Errors of connect(2) and of the exchange while a broker starts, restarts or is overloaded; ETOOMANYREFS, while
+#: processes of the same uid, in whatever container, have too many descriptors in flight (unix(7)).
 _NOT_YET = (EAGAIN, ECONNABORTED, ECONNREFUSED, ECONNRESET, ENOENT, EPIPE, ETOOMANYREFS)
+
+#: Errors that mean that the caller itself has no room left, for a descriptor for example.
+_NO_ROOM = (EMFILE, ENFILE, ENOBUFS, ENOMEM)
 
 
 def _failed(request: wire.Request) -> bytes:
@@ -65,7 +73,7 @@ def _failed(request: wire.Request) -> bytes:
 
 
 class Answer:
-    """A reply, the descriptor that came with it (-1 if none), and the connection, for what is still to be said."""
+    """A reply, its descriptor (-1 if none), and the socket connection, for the messages that follow."""
 
     __slots__ = ("connection", "descriptor", "reply")
 
@@ -82,10 +90,10 @@ def ask(
     patience: float = PATIENCE,
     connection: socket | None = None,
 ) -> Answer:
-    """Send `request` with `descriptor`, -1 if there is none, to the broker at `path`; return what it answers.
+    """Send `request` with `descriptor`, -1 if there is none, to the broker at `path`; return its answer.
 
-    Where a socket of another type has the name, the broker's is beside it. A broker that is not there is waited for
-    `patience` seconds. The first attempt is made with `connection`, if there is one already. Raises Failure.
+    Where a socket of another type has the name, connect to the broker's socket beside it. Wait `patience` seconds for
+    a broker that does not run. The first attempt uses `connection`, if given. Raises Failure.
     """
     try:
         record = wire.encode_request(request)
@@ -104,6 +112,8 @@ def ask(
             if error.errno == EPROTOTYPE and not path.endswith(BESIDE_ANOTHER):
                 path += BESIDE_ANOTHER
                 continue
+            if error.errno in _NO_ROOM:
+                raise Failure(b"%b: %b" % (_failed(request), reason(error))) from None
             if error.errno not in _NOT_YET:
                 raise Failure(b"broker at %b: %b" % (path, reason(error))) from None
             if monotonic() + pause > give_up:
@@ -115,7 +125,7 @@ def ask(
 
 
 def print_reply(program: bytes, reply: wire.Reply) -> None:
-    """Print the warnings; and for a refusal its text, and the name under which it stands in the broker's log."""
+    """Print the warnings; for a refusal, its text and the request ID under which the broker's log has it."""
     for warning in reply.warnings:
         say(2, b"%b: %b\n" % (program, warning))
     if reply.errno:
@@ -123,19 +133,19 @@ def print_reply(program: bytes, reply: wire.Reply) -> None:
 
 
 def commit(answer: Answer) -> None:
-    """Tell the broker that the mount is in use. Raises Failure when the broker is gone, and the mount with it."""
+    """Tell the broker that the mount is in use. Raises Failure if the broker is gone, and the mount with it."""
     _tell(answer.connection, wire.CommitRequest())
     try:
-        answer.connection.recv(1)  # the broker hangs up when it has let go of the mount, which is busy until then
+        answer.connection.recv(1)  # the broker hangs up once it has released the mount, which is busy until then
     except OSError:
         pass
 
 
 def proceed(answer: Answer, still_wanted: "Callable[[], bool]") -> wire.Reply:
-    """Tell the broker that the FUSE program serves; return its second reply, which says whether it is mounted now.
+    """Tell the broker that the FUSE program serves; return its second reply: whether the filesystem is mounted now.
 
-    The broker bounds the time, for the kernel may wait for the program; when that is gone, `still_wanted` says so.
-    Raises Failure.
+    The broker limits the time, because the kernel may wait for the program; `still_wanted` tests whether the program
+    is still there. Raises Failure.
     """
     _tell(answer.connection, wire.ProceedRequest())
     answer.connection.settimeout(0.5)
@@ -162,26 +172,28 @@ def _tell(connection: socket, request: wire.Request) -> None:
 
 
 def _exchange(path: bytes, connection: socket | None, record: bytes, descriptor: int) -> Answer:
-    """Raises OSError, TimeoutError among them, and ProtocolError."""
+    """Exchange one request and reply. Raises OSError, including TimeoutError, and ProtocolError."""
     connection = connection or _connect(path)
     connection.settimeout(REPLY_TIMEOUT)
     attached = [(SOL_SOCKET, SCM_RIGHTS, descriptor.to_bytes(4, byteorder))] if descriptor >= 0 else []
     try:
         connection.sendmsg([record], attached, MSG_NOSIGNAL)
     except BrokenPipeError:
-        pass  # the broker may have refused before it heard what; then its answer is there
+        pass  # the broker may have refused before it read the request; then its answer is there
     data, ancillary, flags, _ = connection.recvmsg(wire.MAX_MESSAGE, wire.ANCILLARY_SPACE, MSG_CMSG_CLOEXEC)
     if not data:
         raise ConnectionResetError(ECONNRESET, "the broker closed the connection")
-    wire.check_whole(flags)
     received = wire.descriptors(ancillary)
+    if flags & MSG_CTRUNC and len(received) < wire.MAX_DESCRIPTORS:
+        raise OSError(EMFILE, "")  # the kernel could not install all descriptors in this process (unix(7))
+    wire.check_whole(flags)
     if len(received) > 1:
         raise wire.ProtocolError(EMSGSIZE, "reply with surplus file descriptors")
     return Answer(connection, wire.decode_reply(data), received[0] if received else -1)
 
 
 def _connect(path: bytes) -> socket:
-    """Raises OSError."""
+    """Connect to the broker at `path`. Raises OSError."""
     connection = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC)
     connection.setsockopt(SOL_SOCKET, SO_SNDTIMEO, _TURN)
     connection.connect(path)

@@ -1,8 +1,8 @@
 """The comm socket: the way back to the FUSE program, which waits there for its /dev/fuse descriptor.
 
-What travels is one byte with one descriptor. On failure nothing is written; the end of this process closes the
-socket, and that is how the caller learns of it. With ``--sync-init`` (libfuse 3.19) the program answers with a byte
-when it is ready to serve, and gets an int of C then: 0 when the filesystem is mounted, else the negative errno.
+The message is one byte with one descriptor. On failure nothing is written; when this process ends, the kernel closes
+the socket, and the FUSE program sees the failure by that. With ``--sync-init`` (libfuse 3.19) the program answers with
+a byte when it is ready to serve, and then receives a C int: 0 if the filesystem is mounted, else the negative errno.
 """
 
 from _socket import MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, SCM_RIGHTS, SOL_SOCKET, socket
@@ -15,10 +15,10 @@ from fusermount3_proxy.failure import Failure, reason
 
 VARIABLE = b"_FUSE_COMMFD"
 
-#: Seconds in which a FUSE program has to get ready after it has its descriptor, as in fusermount3.
+#: Seconds that a FUSE program has to get ready once it has its descriptor, as in fusermount3.
 READY_TIMEOUT = 300.0
-#: Seconds in which a descriptor can be sent, although processes of the same uid, in whatever container, have too many
-#: on their way (unix(7), ETOOMANYREFS). Less than the broker waits for the commit that follows.
+#: Seconds to retry sending a descriptor while processes of the same uid, in whatever container, have too many in
+#: flight (unix(7), ETOOMANYREFS). Less than the broker waits for the commit that follows.
 SEND_TIMEOUT = 5.0
 
 
@@ -37,7 +37,7 @@ def find(argument: bytes | None, environment: dict[bytes, bytes]) -> socket:
 
 
 def _number(text: bytes) -> int:
-    """Return what strtol(3) reads in the whole of `text`. Raises Failure."""
+    """Parse the whole of `text` as strtol(3) does. Raises Failure."""
     digits = text.lstrip(b" \t\n\v\f\r")
     sign, digits = (digits[:1], digits[1:]) if digits[:1] in (b"+", b"-") else (b"", digits)
     if not digits.isdigit() or len(digits.lstrip(b"0")) > 18:
@@ -46,7 +46,7 @@ def _number(text: bytes) -> int:
 
 
 def send(comm: socket, descriptor: int) -> None:
-    """Hand the /dev/fuse descriptor to the FUSE program. Raises Failure, when the program is gone for example."""
+    """Send the /dev/fuse descriptor to the FUSE program. Raises Failure, for example if the program is gone."""
     give_up = monotonic() + SEND_TIMEOUT
     while True:
         try:
@@ -59,7 +59,7 @@ def send(comm: socket, descriptor: int) -> None:
 
 
 def wait_until_ready(comm: socket) -> None:
-    """Return when the FUSE program is ready to serve. Raises Failure when it is gone, or not ready in time."""
+    """Wait until the FUSE program is ready to serve. Raises Failure if it is gone, or not ready in time."""
     comm.settimeout(READY_TIMEOUT)
     try:
         if not comm.recv(1):
@@ -73,7 +73,7 @@ def wait_until_ready(comm: socket) -> None:
 
 
 def is_open(comm: socket) -> bool:
-    """Whether the FUSE program still holds the other end."""
+    """Return whether the FUSE program still holds the other end."""
     try:
         return comm.recv(1, MSG_PEEK | MSG_DONTWAIT) != b""
     except BlockingIOError:
@@ -83,7 +83,7 @@ def is_open(comm: socket) -> bool:
 
 
 def send_status(comm: socket, errno: int) -> None:
-    """Tell the FUSE program whether it is mounted, `errno` 0, or why not. Raises Failure when it is gone."""
+    """Send the FUSE program the result of its mount: `errno`, 0 on success. Raises Failure if the program is gone."""
     try:
         comm.send((-errno).to_bytes(4, byteorder, signed=True), MSG_NOSIGNAL)
     except OSError as error:

@@ -1,20 +1,20 @@
-"""The command line of fusermount3, as GNU getopt_long(3) reads it: bytes in, an `Invocation` out.
+"""The command line of fusermount3, parsed as GNU getopt_long(3) does: bytes in, an `Invocation` out.
 
 Arguments may come in any order, short options in clusters, long ones abbreviated as long as they stay unambiguous;
-``--`` ends the options. An option acts as it is met: ``-V`` and ``-h`` win over a mistake that comes after them,
-and lose to one that comes before.
+``--`` ends the options. An option takes effect as it is met: ``-V`` and ``-h`` win over a later mistake and lose to an
+earlier one.
 """
 
 from fusermount3_proxy.failure import Failure
 
-# Only for the type checker: `typing` is a library, and there are none where this runs.
+# For the type checker only: `typing` is a library, and this interpreter has none.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 class Option:
-    """One option: its long name, the letter if it has one, and whether an argument follows."""
+    """One option: its long name, its letter if it has one, and whether it takes an argument."""
 
     __slots__ = ("letter", "name", "takes_argument")
 
@@ -38,7 +38,7 @@ OPTIONS = (UNMOUNT, LAZY, QUIET, HELP, VERSION, MOUNT_OPTIONS, AUTO_UNMOUNT, COM
 
 
 class Invocation:
-    """What the arguments ask for. With `help` or `version` the rest says nothing."""
+    """The call that the arguments request. With `help` or `version` the other fields mean nothing."""
 
     __slots__ = (
         "auto_unmount",
@@ -67,7 +67,7 @@ class Invocation:
 
 
 def parse(arguments: list[bytes]) -> Invocation:
-    """Return the call that `arguments`, without the program's name, make. Raises Failure."""
+    """Parse `arguments`, which exclude the program's name, into a call. Raises Failure."""
     given: dict[Option, bytes] = {}
     operands: list[bytes] = []
     for option, argument in _scan(arguments):
@@ -113,7 +113,7 @@ def _scan_long(argument: bytes, rest: "Iterator[bytes]") -> tuple[Option, bytes]
 
 
 def _scan_cluster(letters: bytes, rest: "Iterator[bytes]") -> "Iterator[tuple[Option, bytes]]":
-    """Yield the options of a cluster, ``uz`` of ``-uz``; what follows an ``o`` in it is the argument of that."""
+    """Yield the options of a cluster, ``uz`` of ``-uz``; the rest after an ``o`` is that option's argument."""
     for position in range(len(letters)):
         letter = letters[position : position + 1]
         option = _short_option(letter)
@@ -132,7 +132,7 @@ def _short_option(letter: bytes) -> Option:
 
 
 def _long_option(name: bytes, argument: bytes) -> Option:
-    """Return the option that `name` is, or abbreviates unambiguously."""
+    """Return the option that `name` spells out or abbreviates unambiguously."""
     candidates = [option for option in OPTIONS if option.name.startswith(name)]
     for option in candidates:
         if option.name == name or len(candidates) == 1:

@@ -1,21 +1,21 @@
-"""Executing the program that the user named: found as execvp(3) does it, failing with the exit statuses of env(1)."""
+"""Execution of a program that the user names: found as execvp(3) does, with the exit statuses of env(1) on failure."""
 
 from errno import EACCES, ENOENT, ENOTDIR
 from posix import X_OK, access, execve, stat
 
 from fusermount3_proxy.failure import Failure, reason
 
-#: Exit statuses: failed before it came to executing; what was found can't be executed; nothing was found.
+#: Exit statuses: failure before execution; program found but not executable; program not found.
 FAILED, NOT_EXECUTABLE, NOT_FOUND = 125, 126, 127
 
-#: Where programs are where the environment has no PATH.
+#: The search path if the environment has no PATH.
 PATH = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _FILE_TYPE, _REGULAR = 0o170000, 0o100000
 
 
 def find(program: bytes, environment: dict[bytes, bytes]) -> bytes:
-    """Return the path of the file that `program` names, or that PATH leads to. Raises Failure."""
+    """Return the path of the file that `program` names, directly or through PATH. Raises Failure."""
     candidates = [program]
     if b"/" not in program:
         directories = environment.get(b"PATH", PATH).split(b":")
@@ -32,7 +32,7 @@ def find(program: bytes, environment: dict[bytes, bytes]) -> bytes:
 
 
 def execute(path: bytes, words: list[bytes], environment: dict[bytes, bytes]) -> int:
-    """Become the program at `path`, called with `words`, its name the first. Raises Failure; returns never."""
+    """Replace this process with the program at `path`; `words[0]` is its name. Raises Failure; never returns."""
     try:
         execve(path, words, environment)
     except OSError as error:
@@ -40,7 +40,7 @@ def execute(path: bytes, words: list[bytes], environment: dict[bytes, bytes]) ->
 
 
 def _check(path: bytes) -> None:
-    """Raises OSError unless there is a file that may be executed."""
+    """Check that the file exists and may be executed. Raises OSError if not."""
     if stat(path).st_mode & _FILE_TYPE != _REGULAR or not access(path, X_OK):
         raise OSError(EACCES, "")
 

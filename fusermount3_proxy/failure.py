@@ -1,13 +1,14 @@
-"""The one way in which a call fails, and how its user is told."""
+"""The exception with which a call fails, and the output of messages."""
 
+from errno import ENOMEM
 from posix import strerror, write
 
 
 class Failure(Exception):
     """The call fails: nothing is mounted, the exit status is 1.
 
-    `text` is what the user reads after the program's name; it may hold any bytes of a path. `status` is the exit
-    status where it is another one.
+    `text` is the message after the program's name; it may hold any bytes of a path. `status` is the exit status if it
+    is not 1.
     """
 
     def __init__(self, text: bytes, status: int = 0) -> None:
@@ -16,13 +17,15 @@ class Failure(Exception):
         self.status = status
 
 
-def reason(error: OSError) -> bytes:
-    """Return what strerror(3) says of `error`, or what Python says where no system call failed."""
+def reason(error: OSError | MemoryError) -> bytes:
+    """Return the message of strerror(3) for `error`, or Python's own if no system call failed."""
+    if isinstance(error, MemoryError):
+        return strerror(ENOMEM).encode()
     return (strerror(error.errno) if error.errno else str(error)).encode()
 
 
 def say(stream: int, text: bytes) -> None:
-    """Write `text`; a stream that is closed or full is no reason for a call to fail."""
+    """Write `text`; ignore a stream that is closed or full."""
     try:
         write(stream, text)
     except OSError:

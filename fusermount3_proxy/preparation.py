@@ -1,10 +1,10 @@
 """``run``: prepares a container into which nothing can be mounted, and executes the command there.
 
-Two things stand between a FUSE program and the broker where the image knows nothing of us. Programs with libfuse 3 or
-fuser give up unless they can open /dev/fuse, whatever it is. And they have to find this executable when they look for
-their helper: libfuse in /usr/bin first, where the genuine one may be, then in PATH.
+Two obstacles separate a FUSE program from the broker if the image is not prepared for the proxy. Programs with libfuse
+3 or fuser give up unless they can open /dev/fuse, whatever it is. And they have to find this executable when they
+search for their helper: libfuse in /usr/bin first, where the genuine one may be, then in PATH.
 
-Whatever can be prepared is. What can't be is said, in a line that says what to do, and the command is executed all the
+`run` prepares as much as it can. For the rest it prints a line that says what to do, and executes the command all the
 same: not every program needs everything.
 """
 
@@ -33,15 +33,19 @@ from fusermount3_proxy import arguments, execution
 from fusermount3_proxy.failure import Failure, reason, say
 
 DEVICE = b"/dev/fuse"
-#: What stands in for it: whoever tests for a character device finds one, and what is written to it is gone.
+#: Stand-in for /dev/fuse: a program that tests for a character device finds one, and writes to it are discarded.
 STAND_IN = b"/dev/null"
-#: What libfuse opens instead of /dev/fuse, since 3.18; from 3.19 on it must be a character device in /dev.
+#: The variable with the path that libfuse opens instead of /dev/fuse, since 3.18; from 3.19 on it must be a character
+#: device in /dev.
 DEVICE_VARIABLE = b"FUSE_KERN_DEVICE"
 
-NAMES = (b"fusermount3", b"fusermount")
-#: Where FUSE programs look for their helper before they look into PATH.
+#: mergerfs has its own libfuse, for which its package brings this helper.
+OF_MERGERFS = b"mergerfs-fusermount"
+#: The helpers that libfuse 3, libfuse 2 and mergerfs call, as in fusermount3_broker/injection/container_edits.py.
+NAMES = (b"fusermount3", b"fusermount", OF_MERGERFS)
+#: The directories in which FUSE programs search for their helper before they search PATH.
 DIRECTORIES = (b"/usr/bin", b"/bin")
-#: Where a directory of links may be, the first that can be written.
+#: Candidates for a directory of links; the first writable one is used.
 PLACES = (b"/run", b"/dev/shm", b"/tmp", b"/var/tmp")
 
 _CAP_SYS_ADMIN = 21
@@ -49,12 +53,13 @@ _FILE_TYPE, _DIRECTORY, _WRITABLE_BY_OTHERS = 0o170000, 0o040000, 0o022
 
 USAGE = b"""\
 run [--] COMMAND ARGS...
-Execute a command, after what FUSE programs need was prepared as far as it can be: /dev/fuse, fusermount3, fusermount.
+Execute a command, after what FUSE programs need was prepared as far as it can be: /dev/fuse, and fusermount3,
+fusermount and mergerfs-fusermount.
 """
 
 
 def main(program: bytes, words: list[bytes]) -> int:
-    """Prepare, and execute the command. Raises Failure."""
+    """Prepare the container and execute the command. Raises Failure."""
     given, command = arguments.split(words, {})
     if arguments.HELP in given:
         say(1, USAGE)
@@ -74,7 +79,7 @@ def main(program: bytes, words: list[bytes]) -> int:
 
 
 def prepare_device(environment: dict[bytes, bytes]) -> list[bytes]:
-    """Have /dev/fuse be a file that can be opened, else tell libfuse of another; return what there is to say."""
+    """Make /dev/fuse a file that can be opened, else point libfuse to another; return the messages to print."""
     problem = _problem_with_device()
     if problem and problem.errno == ENOENT:
         try:
@@ -104,13 +109,13 @@ def _problem_with_device() -> OSError | None:
 
 
 def prepare_helper(own: bytes, environment: dict[bytes, bytes]) -> list[bytes]:
-    """Have FUSE programs find the executable `own` as their helper; return what there is to say."""
+    """Make FUSE programs find the executable `own` as their helper; return the messages to print."""
     directories = DIRECTORIES[:1] if _is_same(*DIRECTORIES) else DIRECTORIES
     problems: list[bytes] = []
     for directory in directories:
         for name in NAMES:
             problems += _take_place(directory + b"/" + name, own)
-    if not all(_is_first(name, own, environment) for name in NAMES):
+    if any(_is_missed(name, own, environment) for name in NAMES):
         directory_of_links = _make_links(own)
         if directory_of_links:
             environment[b"PATH"] = directory_of_links + b":" + environment.get(b"PATH", execution.PATH)
@@ -120,7 +125,7 @@ def prepare_helper(own: bytes, environment: dict[bytes, bytes]) -> list[bytes]:
 
 
 def _take_place(path: bytes, own: bytes) -> list[bytes]:
-    """Have `path` be a link to `own`, unless a genuine helper could mount here; return what there is to say."""
+    """Make `path` a link to `own`, unless a genuine helper could mount here; return the messages to print."""
     if _is_same(path, own):
         return []
     if _may_have_privilege():
@@ -132,12 +137,12 @@ def _take_place(path: bytes, own: bytes) -> list[bytes]:
         except OSError as error:
             problem = reason(error)
     if not _exists(path):
-        return []  # then it is looked for in PATH
+        return []  # then programs search PATH for it
     return [b"%b is another program, which programs with libfuse will use: %b" % (path, problem)]
 
 
 def _replace(path: bytes, own: bytes) -> None:
-    """Make `path` a link to `own`, whatever it was. Raises OSError."""
+    """Replace `path`, whatever it was, by a link to `own`. Raises OSError."""
     new = b"%b.%d" % (path, getpid())
     symlink(own, new)
     try:
@@ -148,23 +153,23 @@ def _replace(path: bytes, own: bytes) -> None:
 
 
 def _may_have_privilege() -> bool:
-    """Whether a program that is setuid root has CAP_SYS_ADMIN here: see CapBnd in proc_pid_status(5)."""
+    """Return whether a program that is setuid root has CAP_SYS_ADMIN here: see CapBnd in proc_pid_status(5)."""
     for line in _read(b"/proc/self/status").split(b"\n"):
         if line.startswith(b"CapBnd:"):
             return bool(int(line.split()[1], 16) >> _CAP_SYS_ADMIN & 1)
     return False
 
 
-def _is_first(name: bytes, own: bytes, environment: dict[bytes, bytes]) -> bool:
-    """Whether `name` in PATH is `own`."""
+def _is_missed(name: bytes, own: bytes, environment: dict[bytes, bytes]) -> bool:
+    """Return whether a search for `name` in PATH misses `own`; false for mergerfs's helper if PATH has none."""
     try:
-        return _is_same(execution.find(name, environment), own)
+        return not _is_same(execution.find(name, environment), own)
     except Failure:
-        return False
+        return name != OF_MERGERFS
 
 
 def _make_links(own: bytes) -> bytes:
-    """Return a directory with links to `own`, of this user's and nobody else's to write; nothing if there is none."""
+    """Return a directory with links to `own` that only this user may write; empty if there is none."""
     for place in PLACES:
         directory = b"%b/fusermount3-proxy-%d" % (place, getuid())
         try:
@@ -174,12 +179,12 @@ def _make_links(own: bytes) -> bytes:
                     _replace(directory + b"/" + name, own)
             return directory
         except OSError:
-            pass  # the next one may do
+            pass  # try the next directory
     return b""
 
 
 def _make_directory(path: bytes) -> None:
-    """Raises OSError, also if there is one that others may write."""
+    """Make the directory. Raises OSError, also if it exists and other users may write it."""
     try:
         mkdir(path, 0o755)
     except FileExistsError:
@@ -201,7 +206,7 @@ def _exists(path: bytes) -> bool:
 
 
 def _is_same(path: bytes, own: bytes) -> bool:
-    """Whether `path` is the file `own` or a copy of it."""
+    """Return whether `path` is the file `own` or a copy of it."""
     try:
         one, other = stat(path), stat(own)
         if (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino):

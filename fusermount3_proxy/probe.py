@@ -1,8 +1,8 @@
-"""``--wait-mounted``: whether a FUSE filesystem is mounted at a path and somebody serves it, for probes and scripts.
+"""``--wait-mounted``, for probes and scripts: waits until a FUSE filesystem is mounted at a path and is served.
 
-What asks a filesystem blocks for as long as its server likes, and can't even be killed then. So a child asks, and
-this process waits for its answer within bounds. One child at a time asks the same mount: a probe that comes every ten
-seconds does not fill the container with processes that hang.
+A process that queries a filesystem blocks for as long as its server likes, and can't even be killed meanwhile. So a
+child queries, and this process waits for the child's answer within bounds. Only one child at a time queries the same
+mount: a probe that runs every ten seconds does not fill the container with hung processes.
 """
 
 from _signal import SIGKILL
@@ -36,11 +36,11 @@ USAGE = b"""\
 Exit with 0 as soon as a FUSE filesystem is mounted at PATH and served, with 1 if it is not after S seconds (0).
 """
 
-#: Seconds that a filesystem has at least to answer. A probe has one second if its pod does not say otherwise.
+#: Minimum seconds that a filesystem has to answer. A probe has one second unless its pod sets another timeout.
 ANSWER = 0.7
-#: Seconds after which somebody else is asked: another filesystem may have taken the place of one that hangs.
+#: Seconds after which a new query is made: another filesystem may have replaced one that hangs.
 LONGEST_LOOK = 5.0
-#: Seconds between two looks.
+#: Seconds between two queries.
 PAUSE = 0.1
 
 _SERVED = b"served"
@@ -49,7 +49,7 @@ _OPTIONS = {b"wait-mounted": b"path", b"timeout": b"timeout"}
 
 
 def main(_program: bytes, words: list[bytes]) -> int:
-    """Return 0 when the filesystem is there. Raises Failure if it is not in time."""
+    """Return 0 once the filesystem is there. Raises Failure if it is not there in time."""
     given, rest = arguments.split(words, _OPTIONS)
     if arguments.HELP in given:
         say(1, USAGE)
@@ -61,7 +61,7 @@ def main(_program: bytes, words: list[bytes]) -> int:
 
 
 def wait(path: bytes, timeout: float) -> None:
-    """Return when a served FUSE filesystem is mounted at `path`; look once at least. Raises Failure."""
+    """Wait until a served FUSE filesystem is mounted at `path`; query at least once. Raises Failure."""
     give_up = monotonic() + timeout
     while problem := _look(path, min(max(give_up - monotonic(), ANSWER), LONGEST_LOOK)):
         if monotonic() + PAUSE > give_up:
@@ -71,7 +71,7 @@ def wait(path: bytes, timeout: float) -> None:
 
 
 def _look(path: bytes, seconds: float) -> bytes:
-    """Return what is wrong with `path`; nothing if all is well."""
+    """Return the problem with `path`; empty if there is none."""
     ours, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC)
     child = fork()
     if child == 0:
@@ -85,29 +85,29 @@ def _look(path: bytes, seconds: float) -> bytes:
         answer = ours.recv(256)
     except TimeoutError:
         kill(child, SIGKILL)
-        waitpid(child, WNOHANG)  # it may have to wait for the filesystem even now
+        waitpid(child, WNOHANG)  # the child may be waiting for the filesystem even now
         return b"the filesystem does not answer"
     finally:
         ours.close()
     waitpid(child, 0)
-    return b"" if answer == _SERVED else answer or b"nobody could look"
+    return b"" if answer == _SERVED else answer or b"the check could not run"
 
 
 def _answer(path: bytes, asker: socket) -> None:
-    """The child: ask the filesystem, and tell."""
+    """Query the filesystem and send the answer; runs in the child."""
     number = asker.fileno()
-    # Whoever reads what the probe prints waits until nobody has the other end any more.
+    # The reader of the probe's output waits until every process has closed the other end.
     closerange(0, number)
     closerange(number + 1, _LARGEST_DESCRIPTOR)
     try:
         asker.send(_state(path, asker))
     except OSError as error:
-        asker.send(b"nobody serves it any more" if error.errno == ENOTCONN else reason(error))
+        asker.send(b"its FUSE program is gone" if error.errno == ENOTCONN else reason(error))
 
 
 def _state(path: bytes, asker: socket) -> bytes:
     """Return `_SERVED`, or what there is instead. Raises OSError; may block."""
-    place = open(path, O_PATH | O_CLOEXEC)  # of a mountpoint, this asks nothing of what is mounted there
+    place = open(path, O_PATH | O_CLOEXEC)  # on a mountpoint, this sends no request to the mounted filesystem
     mount = _mount_at(place)
     if not mount:
         return b"not a mountpoint of a FUSE filesystem"
@@ -116,33 +116,33 @@ def _state(path: bytes, asker: socket) -> bytes:
     try:
         fstatvfs(place)  # which the kernel never answers by itself
     except OSError as error:
-        if error.errno != ENOSYS:  # an answer, of a server that does not know it
+        if error.errno != ENOSYS:  # ENOSYS is an answer, of a server without this operation
             raise
     return _SERVED
 
 
 def _take_turn(mount: bytes, asker: socket) -> None:
-    """Return when no other process is asking this mount: each takes the same abstract name, until it ends."""
+    """Wait until no other process queries this mount: each binds the same abstract name, until it ends."""
     name = b"\0fusermount3-proxy/wait-mounted/%d/%b" % (getuid(), mount)
     turn = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC)
     asker.settimeout(PAUSE / 10)
     while True:
         try:
             turn.bind(name)
-            turn.detach()  # it stays open
+            turn.detach()  # the socket stays open
             return
         except OSError as error:
             if error.errno != EADDRINUSE:
                 return
         try:
-            asker.recv(1)  # it says nothing
-            _exit(0)  # nor does it listen any more
+            asker.recv(1)  # the parent sends nothing; this returns when it hangs up
+            _exit(0)  # nor does it read any more
         except TimeoutError:
             pass
 
 
 def _mount_at(place: int) -> bytes:
-    """Return the id of the FUSE mount whose root `place` is, nothing if it is none: see proc_pid_mountinfo(5)."""
+    """Return the id of the FUSE mount whose root is `place`, empty if it is none: see proc_pid_mountinfo(5)."""
     path = readlink(b"/proc/self/fd/%d" % place)
     for special in (b"\\", b" ", b"\t", b"\n"):
         path = path.replace(special, b"\\%03o" % ord(special))

@@ -1,13 +1,14 @@
-"""What the executable is beside fusermount3, under the names ``fusermount3-proxy`` and ``fuse-starter``.
+"""The executable's other programs, under the names ``fusermount3-proxy`` and ``fuse-starter``.
 
-Under ``fusermount3-proxy`` the first argument decides. What is none of the words here is a call of fusermount3, so
-that it may be installed under its own name and linked to from the others. docs/programs.md has all of it in one table.
+Under ``fusermount3-proxy`` the first argument selects the program. A word that is not listed here makes it a call of
+fusermount3, so that the executable may be installed under its own name and linked to from the others. docs/programs.md
+has all of it in one table.
 """
 
 from fusermount3_proxy.execution import FAILED
-from fusermount3_proxy.failure import Failure, say
+from fusermount3_proxy.failure import Failure, reason, say
 
-# Only for the type checker.
+# For the type checker only.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +24,7 @@ or one of these, each with a -h of its own:
 
 
 def choose(name: bytes, arguments: list[bytes]) -> "tuple[Program, list[bytes], int] | None":
-    """Return the program, its arguments, and its exit status when it fails; None for fusermount3."""
+    """Return the program, its arguments, and the exit status for its failure; None for fusermount3."""
     word = b"fuse-starter" if name == b"fuse-starter" else b"".join(arguments[:1])
     after = arguments if name == b"fuse-starter" else arguments[1:]
     if word == b"fuse-starter":
@@ -42,9 +43,12 @@ def choose(name: bytes, arguments: list[bytes]) -> "tuple[Program, list[bytes], 
 
 
 def run(program: bytes, main: "Program", arguments: list[bytes], failed: int) -> int:
-    """Run it; return the exit status, that of a `Failure` if it has one, else `failed`."""
+    """Run the program; return the exit status: on a `Failure` its own if it has one, else `failed`."""
     try:
         return main(program, arguments)
     except Failure as failure:
         say(2, b"%b: %b\n" % (program, failure.text))
         return failure.status or failed
+    except (MemoryError, OSError) as error:  # as in `cli`
+        say(2, b"%b: %b\n" % (program, reason(error)))
+        return failed

@@ -1,10 +1,12 @@
-"""``fuse-starter``: gives a program that takes ``/dev/fd/N`` as its mountpoint the descriptor of a volume's filesystem.
+"""``fuse-starter``: gives a program that takes ``/dev/fd/N`` as its mountpoint the descriptor of a volume's
+filesystem.
 
-The broker mounts on the volume whose socket is asked; the program serves it, and needs no mountpoint, no helper and no
-/dev/fuse of its own. This process becomes the program, so what signals it, waits for it or limits it meets the program.
+The broker mounts on the volume to which the socket belongs; the program serves the filesystem, and needs no
+mountpoint, no helper and no /dev/fuse of its own. This process becomes the program, so signals, waits and limits for
+this process apply to the program.
 
-It takes the command line of meta-fuse-csi-plugin's program of the same name, too. That one names the socket by an
-option, and has no placeholder: the descriptor is always number 3 there.
+The command line of meta-fuse-csi-plugin's program of the same name is accepted, too. It names the socket by an option,
+and has no placeholder: there the descriptor is always number 3.
 """
 
 from posix import close, dup, dup2, environ, set_inheritable
@@ -12,9 +14,9 @@ from posix import close, dup, dup2, environ, set_inheritable
 from fusermount3_proxy import approach, arguments, client, execution, wire
 from fusermount3_proxy.failure import Failure, say
 
-#: In the program's arguments, what stands for the mountpoint.
+#: The placeholder for the mountpoint in the program's arguments.
 PLACEHOLDER = b"{}"
-#: The descriptor's number where the arguments have no placeholder.
+#: The descriptor's number if the arguments have no placeholder.
 USUAL_NUMBER = 3
 
 USAGE = b"""\
@@ -36,7 +38,7 @@ _OPTIONS = {
 
 
 def main(program: bytes, words: list[bytes]) -> int:
-    """Ask for the mount and execute the program with its descriptor. Raises Failure."""
+    """Request the mount and execute the program with its descriptor. Raises Failure."""
     given, command = arguments.split(words, _OPTIONS)
     if arguments.HELP in given:
         say(1, USAGE)
@@ -44,7 +46,7 @@ def main(program: bytes, words: list[bytes]) -> int:
     if not command:
         raise Failure(b"missing program")
     patience = arguments.seconds(given[b"timeout"]) if b"timeout" in given else client.PATIENCE
-    path = execution.find(command[0], environ)  # before anything is mounted
+    path = execution.find(command[0], environ)  # before the mount
     request = wire.VolumeRequest(given.get(b"options", b""))
     answer = client.ask(given.get(b"socket") or approach.socket_path(environ), request, -1, patience)
     client.print_reply(program, answer.reply)
@@ -59,12 +61,12 @@ def main(program: bytes, words: list[bytes]) -> int:
 
 
 def with_descriptor(command: list[bytes], descriptor: int) -> list[bytes]:
-    """Have what is executed inherit `descriptor`; return `command` with its path for each placeholder.
+    """Let the executed program inherit `descriptor`; return `command` with its path for each placeholder.
 
     The placeholder may be part of an argument, as in find(1). Without one the program knows the number.
     """
     if any(PLACEHOLDER in word for word in command[1:]):
-        number = dup(descriptor)  # the lowest that is free
+        number = dup(descriptor)  # the lowest free number
         close(descriptor)
         set_inheritable(number, True)
         path = b"/dev/fd/%d" % number

@@ -1,8 +1,9 @@
-"""The watcher of auto_unmount: a process that stays until the FUSE program is gone, and then unmounts what it left.
+"""The watcher of auto_unmount: a process that waits until the FUSE program is gone, and then unmounts what it left.
 
-It is the process that the FUSE program started; some programs wait for it to end. There is one for each such mount,
-perhaps for months, so it waits where it costs next to nothing: it executes itself again, and `launcher.c` waits for
-the comm socket to close before it starts an interpreter. What must survive that travels in arguments and environment.
+The watcher is the process that the FUSE program started; some programs wait for it to end. There is one for each such
+mount, perhaps for months, so it must wait at almost no cost: it executes itself again, and `launcher.c` waits for the
+comm socket to close before it starts an interpreter. State that must survive the execution travels in arguments and
+environment.
 """
 
 import sys
@@ -14,44 +15,45 @@ from posix import O_RDWR, chdir, close, closerange, dup, dup2, environ, execve, 
 from fusermount3_proxy import approach, client, mountpoint, wire
 from fusermount3_proxy.failure import Failure
 
-#: The comm socket's number, for `launcher.c`: it waits there. Once Python runs, the FUSE program is gone.
+#: The comm socket's number, on which `launcher.c` waits. Once Python runs, the FUSE program is gone.
 SOCKET_VARIABLE = b"FUSERMOUNT3PROXY_WATCH"
-#: The id of the mount that is watched; empty for one that the FUSE program made without us.
+#: The id of the watched mount; empty for one that the FUSE program made without the proxy.
 MOUNT_VARIABLE = b"FUSERMOUNT3PROXY_WATCHED_MOUNT"
 
-#: Seconds that a broker is waited for which is down just when the FUSE program ends.
+#: Seconds to wait for a broker that is down just when the FUSE program ends.
 PATIENCE = 3600.0
 _LARGEST_DESCRIPTOR = 2**31 - 1
 
 
 def has_waited() -> bool:
-    """Whether this is a watcher whose FUSE program is gone."""
+    """Return whether this process is a watcher whose FUSE program is gone."""
     return SOCKET_VARIABLE in environ
 
 
 def become_watcher(program: bytes, comm: socket, path: bytes, mount: bytes) -> int:
-    """Watch over what is mounted at `path` until `comm` is closed, then unmount it if it is dead.
+    """Watch the mount at `path` until `comm` is closed, then unmount it if it is dead.
 
-    `mount` is the id in the reply to its mount, or empty. Returns the exit status, if it returns at all: where the
-    program can execute itself, what is left of the work is done by `unmount_dead` there.
+    `mount` is the id in the reply to its mount, or empty. Returns the exit status if it returns at all: where the
+    program can execute itself, `unmount_dead` does the rest in the executed program.
     """
     watched = comm.fileno()
     if watched < 3:
+        closerange(3, _LARGEST_DESCRIPTOR)  # there may be no room for another descriptor
         watched = dup(watched)
         set_inheritable(watched, True)
     _detach(watched)
     environment = {**environ, SOCKET_VARIABLE: b"%d" % watched, MOUNT_VARIABLE: mount}
-    if getattr(sys, "frozen", False):  # else it is some Python that would be executed
+    if getattr(sys, "frozen", False):  # else it would execute some Python
         try:
             execve(b"/proc/self/exe", [program, b"--auto-unmount", b"--", path], environment)
         except OSError:
-            pass  # no /proc here: it is this interpreter that waits
+            pass  # no /proc here: then this interpreter waits
     _wait_for_close(watched)
     return unmount_dead(path, mount)
 
 
 def unmount_dead(path: bytes, mount: bytes) -> int:
-    """Unmount what is mounted at `path` if it is `mount` and dead; return the exit status, 0 in any case."""
+    """Unmount the filesystem at `path` if it is `mount` and dead; return the exit status, 0 in any case."""
     socket_path = approach.socket_path(environ)
     try:
         while True:
@@ -63,23 +65,23 @@ def unmount_dead(path: bytes, mount: bytes) -> int:
             if answer.reply.errno != ETIMEDOUT:  # it hangs: a process that the FUSE program left holds it open
                 return 0
     except Failure:
-        return 0  # nobody is there to be told
+        return 0  # nothing reads a message any more
 
 
 def _detach(comm: int) -> None:
-    """Become a process that no terminal, signal, directory or pipe of the caller's has to do with any more."""
+    """Detach this process from the caller's terminal, signals, directory and pipes."""
     pthread_sigmask(SIG_BLOCK, valid_signals())
     try:
         setsid()
     except OSError:
-        pass  # it leads its session already
+        pass  # it is a session leader already
     chdir(b"/")
     closerange(3, comm)
     closerange(max(comm, 2) + 1, _LARGEST_DESCRIPTOR)
     try:
         null = open(b"/dev/null", O_RDWR)
     except OSError:
-        closerange(0, 3)  # `launcher.c` puts something harmless in their place
+        closerange(0, 3)  # `launcher.c` opens something harmless in their place
         return
     for stream in range(3):
         dup2(null, stream)

@@ -1,31 +1,31 @@
-"""The messages between proxy and broker: bytes and a count of descriptors in, a message out. No I/O happens here.
+"""The messages between proxy and broker: bytes and a count of descriptors in, a message out. The module does no I/O.
 
-A message is one record of a SOCK_SEQPACKET socket: fields ``name=value``, each ended by a NUL byte, as in
-``/proc/PID/environ``. Descriptors are attached to the record that names what they are for. docs/protocol.md is
-written for somebody who implements a client from it; proxy and broker share this module.
+A message is one record of a SOCK_SEQPACKET socket: fields ``name=value``, each terminated by a NUL byte, as in
+``/proc/PID/environ``. Descriptors are attached to the record that says what they are for. docs/protocol.md describes
+it for authors of other clients; proxy and broker share this module.
 
-The record layer, `pack` and `unpack`, knows nothing of operations; above it stand one class a message, and
-`decode_request` and `decode_reply`. Everything a peer can get wrong raises `ProtocolError`.
+The record layer, `pack` and `unpack`, knows no operations; on top of it are one class per message, and
+`decode_request` and `decode_reply`. Every mistake of a peer raises `ProtocolError`.
 """
 
 from _socket import CMSG_LEN, MSG_CTRUNC, MSG_TRUNC, SCM_RIGHTS, SOL_SOCKET
 from errno import EBADMSG, EMSGSIZE, EOPNOTSUPP, EPROTONOSUPPORT
 from sys import byteorder
 
-# Only for the type checker: `typing` is a library, and there are none where this runs.
+# For the type checker only: `typing` is a library, and the proxy's interpreter has none.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Self
 
-#: The versions of the protocol that this code speaks, oldest and newest.
+#: The oldest and the newest protocol version that this code implements.
 OLDEST, NEWEST = 1, 1
 
-#: The largest message, in bytes. An options string of a page, a path of PATH_MAX and the rest fit many times.
+#: The largest message, in bytes: several times an options string of a page, a path of PATH_MAX and the rest.
 MAX_MESSAGE = 64 * 1024
-#: The most descriptors that are received with one message. No message carries more than one; the room above that
-#: lets a surplus be counted and refused by name.
+#: The most descriptors received with one message. No message carries more than one; the extra room lets the receiver
+#: count a surplus and refuse it by name.
 MAX_DESCRIPTORS = 4
-#: The buffer that recvmsg(2) needs for them; an `int` of C is four bytes on Linux.
+#: The buffer that recvmsg(2) needs for them; a C int has four bytes on Linux.
 ANCILLARY_SPACE = CMSG_LEN(4 * MAX_DESCRIPTORS)
 MAX_FIELDS = 32
 MAX_NAME = 32
@@ -34,9 +34,9 @@ _NAME_BYTES = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789-")
 
 
 class ProtocolError(Exception):
-    """The peer sent something that is not a message of this protocol.
+    """The peer sent a record that is not a message of this protocol.
 
-    `errno` and `text` are what a refusal of it says.
+    `errno` and `text` are those of the refusal.
     """
 
     def __init__(self, errno: int, text: str) -> None:
@@ -51,7 +51,8 @@ class ProtocolError(Exception):
 def pack(fields: dict[str, bytes]) -> bytes:
     """Return the record that holds `fields`, in their order.
 
-    Raises ProtocolError (EBADMSG, EMSGSIZE) for what no receiver would take, so that a mistake shows at its cause.
+    Raises ProtocolError (EBADMSG, EMSGSIZE) for a record that every receiver would refuse, so that a mistake shows at
+    its cause.
     """
     record = b"".join([b"%b=%b\0" % (name.encode(), value) for name, value in fields.items()])
     if unpack(record) != fields:
@@ -89,7 +90,7 @@ def descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
 
 
 def check_whole(flags: int) -> None:
-    """Refuse what recvmsg(2) had to cut. `flags` are its msg_flags. Raises ProtocolError (EMSGSIZE)."""
+    """Refuse a message that recvmsg(2) truncated. `flags` are its msg_flags. Raises ProtocolError (EMSGSIZE)."""
     if flags & MSG_TRUNC:
         raise ProtocolError(EMSGSIZE, f"message of more than {MAX_MESSAGE} bytes")
     if flags & MSG_CTRUNC:
@@ -103,8 +104,8 @@ class MountRequest:
     """Mount a FUSE filesystem; `DESCRIPTORS` is the mountpoint, opened O_PATH by the caller.
 
     `mountpoint` is the caller's path of it, for messages and logs only. `options` is the argument of ``-o``. With
-    `sync_init` the reply with the descriptor comes first, and a second one when, after `ProceedRequest`, the
-    filesystem is mounted or was not.
+    `sync_init` the first reply brings the descriptor; a second reply follows `ProceedRequest` and says whether the
+    filesystem is mounted.
     """
 
     OPERATION = "mount"
@@ -128,10 +129,10 @@ class MountRequest:
 
 
 class VolumeRequest:
-    """Mount a FUSE filesystem on the volume whose socket this is, and nowhere else: no descriptor, no mountpoint.
+    """Mount a FUSE filesystem on the volume to which this socket belongs: no descriptor, no mountpoint.
 
     `options` is the argument of ``-o``, and may be missing. The rest is as with `MountRequest`: the reply brings the
-    descriptor, and the mount stays with `CommitRequest`.
+    descriptor, and `CommitRequest` keeps the mount.
     """
 
     OPERATION = "volume"
@@ -153,11 +154,11 @@ class VolumeRequest:
 
 
 class UnmountRequest:
-    """Unmount what is mounted on `name` in a directory; `DESCRIPTORS` is that directory, opened O_PATH.
+    """Unmount the filesystem on `name` in a directory; `DESCRIPTORS` is that directory, opened O_PATH.
 
-    `name` is one path component; `lazy` asks for MNT_DETACH; `mountpoint` is the path for messages and logs. With
-    `only_dead` it is unmounted, lazily, only if nobody serves it any more, and only if it is `mount`, the id in the
-    reply to a mount, where that is given.
+    `name` is one path component; `lazy` requests MNT_DETACH; `mountpoint` is the path for messages and logs. With
+    `only_dead` the filesystem is unmounted, lazily, only if no process serves it any more, and, where `mount` (the id
+    in the reply to a mount) is given, only if it is that mount.
     """
 
     OPERATION = "unmount"
@@ -196,7 +197,7 @@ class UnmountRequest:
 
 
 class _WordRequest:
-    """A request that says nothing but its name."""
+    """A request without fields other than its operation."""
 
     OPERATION = ""
     DESCRIPTORS = 0
@@ -220,7 +221,8 @@ class ProceedRequest(_WordRequest):
 class CommitRequest(_WordRequest):
     """The descriptor of a mount has reached the FUSE program: keep the mount.
 
-    The last message of a connection, after the reply to a mount. A connection that ends without it is rolled back.
+    The last message of a socket connection, after the reply to a mount. If the connection ends without it, the mount
+    is rolled back.
     """
 
     OPERATION = "commit"
@@ -246,10 +248,10 @@ def encode_request(request: Request) -> bytes:
 
 
 def decode_request(record: bytes) -> Request:
-    """Return the request in `record`. Whether the right descriptors came with it is for who takes them to say.
+    """Return the request in `record`. The receiver of the descriptors checks whether they are the right ones.
 
-    Raises ProtocolError: EPROTONOSUPPORT for a version range without one that is spoken here, EOPNOTSUPP for an
-    unknown operation, EMSGSIZE and EBADMSG for the rest.
+    Raises ProtocolError: EPROTONOSUPPORT if no version in the range is supported here, EOPNOTSUPP for an unknown
+    operation, EMSGSIZE and EBADMSG for the rest.
     """
     fields = unpack(record)
     _check_versions(_required(fields, "protocol"))
@@ -264,10 +266,11 @@ def decode_request(record: bytes) -> Request:
 
 
 class Reply:
-    """What the broker answers. `warnings` are lines for the user, one each; `id` names the request in its log.
+    """The broker's answer.
 
-    `errno` is 0 for a request that was carried out. Otherwise nothing was changed, and `text` is what the user
-    reads after the name of the program. A reply to a mount that was carried out brings the /dev/fuse descriptor; with
+    `warnings` are lines for the user, one each; `id` is the request ID, which identifies the request in the broker's
+    log. `errno` is 0 for a request that was carried out. Otherwise nothing was changed, and `text` is the message that
+    the user reads after the name of the program. The reply to a successful mount brings the /dev/fuse descriptor; with
     `auto_unmount` the options asked for a watcher.
     """
 
@@ -333,18 +336,18 @@ def _boolean(fields: dict[str, bytes], name: str) -> bool:
 
 
 def _number(text: bytes) -> int:
-    """Return the number that `text` writes in at most nine decimal digits."""
+    """Parse `text`, at most nine decimal digits."""
     if not text.isdigit() or len(text) > 9:
         raise ProtocolError(EBADMSG, "a number is malformed")
     return int(text)
 
 
 def _check_versions(text: bytes) -> None:
-    """`text` is ``N`` or ``OLDEST-NEWEST``."""
+    """Check that a supported version is in `text`, which is ``N`` or ``OLDEST-NEWEST``."""
     oldest, dash, newest = text.partition(b"-")
     if _number(newest if dash else oldest) < OLDEST or _number(oldest) > NEWEST:
         raise ProtocolError(
             EPROTONOSUPPORT,
-            f"protocol versions {OLDEST} to {NEWEST} are spoken here, "
+            f"protocol versions {OLDEST} to {NEWEST} are supported, "
             f"the peer speaks {text[:19].decode('ascii', 'replace')}",
         )

@@ -1,7 +1,7 @@
-"""`make demo`: an unmodified sshfs mounts in an unprivileged container, told step by step.
+"""`make demo`: an unmodified sshfs mounts in an unprivileged container, explained step by step.
 
-Everything is real: Podman with runc and its default capabilities, Debian's sshfs, a sshd to talk to. Ends with
-status 0 only if what was written through the mount arrived on the other side and nothing is left behind.
+Everything is real: Podman with runc and its default capabilities, Debian's sshfs, an sshd to talk to. Ends with status
+0 only if the data written through the mount arrived on the other side and nothing is left behind.
 """
 
 from __future__ import annotations

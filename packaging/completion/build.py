@@ -1,6 +1,6 @@
-"""Builds the completion of fusermount3-broker for bash, zsh and fish, as click has it.
+"""Builds the completion of fusermount3-broker for bash, zsh and fish, as click generates it.
 
-    PYTHONPATH=. python3 packaging/completion/build.py --output build/completion
+    PYTHONPATH=.:broker python3 packaging/completion/build.py --output build/completion
 
 The files have the names by which the shells find them. Those of fusermount3-proxy are beside this script.
 """
@@ -10,12 +10,13 @@ from pathlib import Path
 
 from click.shell_completion import get_completion_class
 
-from broker import cli
+from fusermount3_broker.cli import main as cli
 
 PROGRAM = "fusermount3-broker"
 FILES = {"bash": PROGRAM, "zsh": f"_{PROGRAM}", "fish": f"{PROGRAM}.fish"}
 FUNCTION = "_fusermount3_broker_completion"
-#: The first time it is called, the file is the function. Not every release of click minds that.
+#: On the first completion, zsh runs the file as the function itself. Not every release of click takes that into
+#: account.
 COMPLETE_AT_ONCE = f"""
 if [[ $zsh_eval_context[-1] == loadautofunc ]]; then
     {FUNCTION} "$@"
@@ -24,7 +25,7 @@ fi
 
 
 def script(shell: str) -> str:
-    """Return what the shell named is to read."""
+    """Return the completion script for the shell."""
     kind = get_completion_class(shell)
     assert kind is not None, f"click knows no {shell}"
     source = kind(cli.main, {}, PROGRAM, "_FUSERMOUNT3_BROKER_COMPLETE").source()

@@ -1,9 +1,9 @@
-"""Takes out of a saved image what is another each time that it is built: the container in which Podman built it.
+"""Removes from a saved image what differs at each build: the container in which Podman built it.
 
     normalize.py SAVED OUTPUT
 
-SAVED is an archive of `podman save --format docker-archive`. In Docker's format, which alone has health checks, the
-configuration tells the id and the name of that container, so that no two images would have the same digest.
+SAVED is an archive of `podman save --format docker-archive`. In Docker's format, the only one with health checks, the
+configuration contains the id and the name of that container, so that no two images would have the same digest.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from typing import IO, Any
 
 
 def normalized(configuration: dict[str, Any]) -> dict[str, Any]:
-    """Return the configuration of an image without what is of the container."""
+    """Return the configuration of an image without the fields that describe the container."""
     kept = {name: value for name, value in configuration.items() if name not in ("container", "container_config")}
     return kept | {"config": {name: value for name, value in kept["config"].items() if name != "Hostname"}}
 
@@ -38,7 +38,7 @@ def _file(archive: tarfile.TarFile, name: str) -> IO[bytes]:
 
 
 def _add(archive: tarfile.TarFile, name: str, content: IO[bytes], size: int) -> None:
-    """Add a file of root's, made in 1970."""
+    """Add a file that root owns, dated 1970."""
     member = tarfile.TarInfo(name)
     member.size = size
     archive.addfile(member, content)

@@ -1,10 +1,10 @@
-"""Writes what is in an image beside it: a software bill of materials, CycloneDX in JSON.
+"""Writes the contents of an image beside it: a software bill of materials, CycloneDX in JSON.
 
     .venv/bin/python packaging/container/sbom.py build/images/fusermount3-broker.tar
 
 writes build/images/fusermount3-broker.cdx.json. The image is an archive of `podman save --format docker-archive` with
-one layer. What is in it, its dpkg says; what is linked statically into a package, the package's Built-Using; under
-which licences that is, the copyright files. The same archive gives the same bytes.
+one layer. Its packages come from its dpkg table; the libraries linked statically into a package, from the package's
+Built-Using; the licences, from the copyright files. The same archive gives the same bytes.
 """
 
 import argparse
@@ -32,23 +32,23 @@ from debian.copyright import License as DebianLicense
 from debian.deb822 import Packages
 from packageurl import PackageURL
 
-#: What of an image is looked at: dpkg's table, licences, and the release.
+#: The files of an image that are read: dpkg's table, licences, and the release.
 WANTED = ("var/lib/dpkg/status", "usr/share/doc/", "usr/lib/os-release")
 OURS = "fusermount3-proxy"
 
-#: The licences of libraries whose copyright files only people can read, by the name of their source without a version.
+#: Licences of libraries whose copyright files are not machine-readable, by the name of their source without a version.
 LIBRARIES = {
     "gcc": "GPL-3.0-or-later WITH GCC-exception-3.1",
     "glibc": "LGPL-2.1-or-later",
     "python": "PSF-2.0",
 }
 
-#: What SPDX calls licences that have another name in Debian's copyright files, and are not names with a version.
+#: SPDX's names of licences that have another name in Debian's copyright files, and that are not a name with a version.
 SPDX_NAMES = {"Artistic": "Artistic-1.0-Perl", "Expat": "MIT", "expat": "MIT", "PSF-2": "PSF-2.0", "Python": "PSF-2.0"}
 
 
 class Image(NamedTuple):
-    """An image: what its labels say, the digest of its configuration, when it was made, and the files wanted."""
+    """An image: its labels, the digest of its configuration, its creation time, and the wanted files."""
 
     name: str
     version: str
@@ -59,7 +59,7 @@ class Image(NamedTuple):
 
 
 def unpack(archive: Path, directory: Path) -> Image:
-    """Put the files of the image that are wanted into the directory, and say what it is."""
+    """Extract the wanted files of the image into the directory, and return the image's description."""
     with tarfile.open(archive) as image:
         (manifest,) = json.load(_file(image, "manifest.json"))
         configuration = json.load(_file(image, manifest["Config"]))
@@ -84,7 +84,7 @@ def _file(archive: tarfile.TarFile, name: str) -> IO[bytes]:
 
 
 def packages(files: Path) -> Iterator[Packages]:
-    """Yield what dpkg knows of the packages in the image; with one that has no dpkg, what stands in for its table."""
+    """Yield dpkg's records of the packages in the image; for an image without dpkg, the substitute for its table."""
     table = files / "var/lib/dpkg/status"
     for each in [table, *sorted(table.with_name("status.d").glob("*"))]:
         if each.is_file():
@@ -93,14 +93,14 @@ def packages(files: Path) -> Iterator[Packages]:
 
 
 def release(files: Path) -> str:
-    """Return what a package URL calls the release: debian-12; "" if it is none of Debian (os-release(5))."""
+    """Return the release's name in package URLs: debian-12; "" if it is not one of Debian's (os-release(5))."""
     file = files / "usr/lib/os-release"
     found = re.search(r'^VERSION_ID="(.+)"$', file.read_text() if file.is_file() else "", flags=re.MULTILINE)
     return f"debian-{found[1]}" if found else ""
 
 
 def component(package: Packages, files: Path) -> Component:
-    """Return a binary package, with what is linked into it."""
+    """Return a binary package, with the libraries linked into it."""
     name, version = package["Package"], package["Version"]
     qualifiers = {"arch": package["Architecture"], "distro": release(files)}
     kind = "generic" if _source(package) == OURS else "deb"
@@ -122,12 +122,12 @@ def _source(package: Packages) -> str:
 
 
 def built_using(package: Packages) -> list[tuple[str, str]]:
-    """Return name and version of each source that a package has parts of, by its Built-Using."""
+    """Return name and version of each source of which the package contains parts, from its Built-Using."""
     return re.findall(r"(\S+) \(= ([^)]+)\)", package.get("Built-Using", ""))
 
 
 def linked(package: str, source: str, version: str) -> Component:
-    """Return the part of a source package that is in a binary package of another."""
+    """Return the part of a source package that is in a binary package of another source."""
     return Component(
         type=ComponentType.LIBRARY,
         name=source,
@@ -144,10 +144,10 @@ def family(source: str) -> str:
 
 
 def licences(source: str, copyright_file: Path) -> list[License]:
-    """Return the licences of a package, by its source's name and by what its copyright file says.
+    """Return the licences of a package, by its source's name and from its copyright file.
 
-    One that is not machine-readable (Debian's copyright-format/1.0) may name some of which Debian has the text in one
-    place for all packages, but does not say whether a later version would do; or else people have to read it.
+    A file that is not machine-readable (Debian's copyright-format/1.0) may name some licences whose text Debian keeps
+    in one place for all packages, but does not say whether a later version would do; or else people have to read it.
     """
     if family(source) in LIBRARIES:
         return [LicenseExpression(LIBRARIES[family(source)])]
@@ -173,7 +173,7 @@ def split(synopsis: str) -> list[str]:
 
 
 def spdx_id(name: str) -> str | None:
-    """Return what SPDX calls a licence that Debian calls so; None if it doesn't know it."""
+    """Return SPDX's name of a licence with this name in Debian; None if SPDX doesn't know it."""
     versioned = re.fullmatch(r"(A?GPL|LGPL|GFDL)-(\d)(?:\.(\d))?(\+?)", name)
     if versioned:
         family, major, minor, later = versioned.groups()
@@ -182,7 +182,7 @@ def spdx_id(name: str) -> str | None:
 
 
 def bill(image: Image, components: Iterable[Component]) -> Bom:
-    """Return the bill of an image, which depends on the image and on nothing else."""
+    """Return the bill of materials of an image, which depends on the image only."""
     subject = Component(
         type=ComponentType.CONTAINER,
         name=image.name,
@@ -202,7 +202,7 @@ def bill(image: Image, components: Iterable[Component]) -> Bom:
 
 
 def write(archive: Path) -> Path:
-    """Write the bill of an archive, and return where."""
+    """Write the bill of materials of an archive, and return its path."""
     with tempfile.TemporaryDirectory() as temporary:
         image = unpack(archive, Path(temporary))
         bom = bill(image, [component(each, image.files) for each in packages(image.files)])
@@ -215,7 +215,7 @@ def write(archive: Path) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("archive", type=Path, nargs="+", help="an image, as podman saves it")
-    logging.getLogger("debian").setLevel(logging.ERROR)  # that a copyright file is of an older format
+    logging.getLogger("debian").setLevel(logging.ERROR)  # it warns about copyright files of an older format
     for archive in parser.parse_args().archive:
         write(archive)
 

@@ -1,10 +1,10 @@
-"""Builds the manual pages: those beside this file, and what they take from the programs' own descriptions.
+"""Builds the manual pages: those beside this file, completed from the programs' own descriptions.
 
-    PYTHONPATH=. python3 packaging/man/build.py --date 2026-01-31 --output build/man
+    PYTHONPATH=.:broker python3 packaging/man/build.py --date 2026-01-31 --output build/man
 
 fusermount3-broker(8) lists the commands as their `--help` describes them, fusermount3-broker.toml(5) the keys as
 packaging/fusermount3-broker.toml describes them. In the pages, `@DATE@`, `@COMMANDS@` and the like stand on lines of
-their own or in `.TH`. The roff is what both groff and mandoc know (groff_man(7), mandoc's man(7)).
+their own or in `.TH`. The roff is the subset that both groff and mandoc know (groff_man(7), mandoc's man(7)).
 """
 
 import argparse
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import click
 
-from broker import cli
+from fusermount3_broker.cli import main as cli
 
 HERE = Path(__file__).resolve().parent
 CONFIGURATION = HERE.parent / "fusermount3-broker.toml"
@@ -23,20 +23,20 @@ PROGRAM = "fusermount3-broker"
 
 
 class Entry(NamedTuple):
-    """What the configuration says in one place: prose, and after it a table's header, or keys with their defaults."""
+    """A section of the configuration file: prose, followed by a table's header, or by keys with their defaults."""
 
     prose: list[str]
     toml: list[str]
 
 
 def text(prose: str) -> str:
-    """Return prose as roff; what is in backticks is bold."""
+    """Return prose as roff; text in backticks becomes bold."""
     parts = re.sub(r"\s+", " ", prose.strip()).split("`")
     return "".join(bold(part) if index % 2 else escaped(part) for index, part in enumerate(parts))
 
 
 def bold(literal: str) -> str:
-    """Return what a user types, with the hyphens that are on a keyboard."""
+    """Return literal text in bold, with the hyphens of a keyboard."""
     hyphens = escaped(literal).replace("-", r"\-")
     return rf"\fB{hyphens}\fP" if literal else ""
 
@@ -52,7 +52,7 @@ def paragraphs(prose: str) -> Iterator[str]:
 
 
 def commands(group: click.Group, name: str) -> Iterator[str]:
-    """Yield the roff of all commands of a group, those of groups in it behind their group's name."""
+    """Yield the roff of all commands of a group; the commands of a nested group follow its name."""
     for word, command in sorted(group.commands.items()):
         if isinstance(command, click.Group):
             yield from commands(command, f"{name} {word}")
@@ -61,7 +61,7 @@ def commands(group: click.Group, name: str) -> Iterator[str]:
 
 
 def describe(command: click.Command, name: str) -> Iterator[str]:
-    """Yield the roff of one command: how it is called, what it does, its options."""
+    """Yield the roff of one command: usage, description, options."""
     context = click.Context(command, info_name=name)
     synopsis = " ".join([bold(name.removeprefix(f"{PROGRAM} ")), *map(escaped, command.collect_usage_pieces(context))])
     yield f".SS {synopsis}"
@@ -75,7 +75,7 @@ def describe(command: click.Command, name: str) -> Iterator[str]:
 
 
 def entries(lines: list[str]) -> Iterator[Entry]:
-    """Take the example apart. Prose begins with "# " and a word; all else after a "#" is TOML."""
+    """Split the example into entries. Prose begins with "# " and a word; everything else after a "#" is TOML."""
     prose: list[str] = []
     toml: list[str] = []
     for line in lines:
@@ -98,7 +98,7 @@ def entries(lines: list[str]) -> Iterator[Entry]:
 
 
 def keys(configuration: str) -> Iterator[str]:
-    """Yield the roff of the configuration file: what it says in front, then its tables and keys."""
+    """Yield the roff of the configuration file: its introduction, then its tables and keys."""
     for entry in entries(configuration.splitlines()):
         prose = text(" ".join(entry.prose))
         if not entry.toml:

@@ -1,8 +1,8 @@
 /*
- * absent.c - functions that libpython's modules refer to and fusermount3-proxy never calls.
+ * absent.c - stubs for functions that libpython's modules refer to and fusermount3-proxy never calls.
  *
- * Defined here, they are not taken from libc.a, where they would bring name service, the resolver and dlopen
- * with them: code that a static program cannot use safely, and that opens files of the image it runs in.
+ * Because they are defined here, the linker does not take them from libc.a, where they depend on name service, the
+ * resolver and dlopen: code that a static program cannot use safely, and that opens files of the image it runs in.
  */
 #include <errno.h>
 #include <grp.h>
@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <time.h>
 
-/* The time module calls it when imported, for the zone's name, and libc would open /etc/localtime. */
+/* The time module calls it on import, for the zone's name; libc's version would open /etc/localtime. */
 struct tm *localtime_r(const time_t *seconds, struct tm *result)
 {
     (void)seconds;
@@ -19,7 +19,7 @@ struct tm *localtime_r(const time_t *seconds, struct tm *result)
     return result;
 }
 
-/* What import.c asks of dynload_shlib.c, which brings dlopen: extension modules' suffixes, and a loader. */
+/* Used by import.c, from dynload_shlib.c, which needs dlopen: extension modules' suffixes, and a loader. */
 const char *_PyImport_DynLoadFiletab[] = {NULL};
 
 void (*_PyImport_FindSharedFuncptr(const char *prefix, const char *name, const char *path, FILE *file))(void)

@@ -2,14 +2,14 @@
 
     /usr/bin/python3 packaging/static/build.py --output build/static/fusermount3-proxy
 
-The interpreter that runs this script is the one that is linked, for its bytecode has to match. The generated
-C is left beside the output. The same sources, interpreter and compiler give the same bytes in any directory.
+The interpreter that runs this script is the one that is linked, because its bytecode has to match. The generated C is
+left beside the output. The same sources, interpreter and compiler give the same bytes in any directory.
 
     packaging/static/foreign-libpython arm64 DIRECTORY
     /usr/bin/python3 packaging/static/build.py --output build/static/arm64/fusermount3-proxy \\
         --arch arm64 --root DIRECTORY
 
-builds for another architecture: bytecode is the same on all of them, so what is frozen is, too.
+builds for another architecture: bytecode is the same on all of them, and so are the frozen modules.
 """
 
 import argparse
@@ -34,9 +34,9 @@ PT_DYNAMIC, PT_INTERP = 2, 3
 NOT_READY = CO_COROUTINE | CO_ASYNC_GENERATOR
 
 COMPILE_FLAGS = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-fno-pie"]
-# No build id, and nothing that names a file or a directory: two builds can be compared byte by byte.
+# No build id, and no file or directory names: two builds can be compared byte by byte.
 LINK_FLAGS = ["-static", "-no-pie", "-s", "-Wl,--build-id=none"]
-# What omitted.c stands in front of.
+# The functions that omitted.c wraps.
 LINK_FLAGS += [f"-Wl,--wrap={name}" for name in ("_PyGC_Init", "PyType_Ready", "PyModule_AddIntConstant")]
 
 # The tables replace libpython's frozen.o and deepfreeze.o, which hold some twenty modules of the standard
@@ -85,7 +85,7 @@ const size_t named_count = sizeof named / sizeof *named;
 
 
 class Architecture(NamedTuple):
-    """What Debian calls its multiarch directories (and GNU its compilers), and e_machine of elf(5)."""
+    """An architecture: Debian's name of its multiarch directories (and GNU's of its compilers), e_machine of elf(5)."""
 
     triplet: str
     machine: int
@@ -95,18 +95,18 @@ ARCHITECTURES = {"amd64": Architecture("x86_64-linux-gnu", 62), "arm64": Archite
 
 
 class Target(NamedTuple):
-    """What is built for, if it is not the machine that builds; `root` has its libpython and headers."""
+    """The architecture to build for, if it is not this machine's; `root` has its libpython and headers."""
 
     architecture: Architecture
     root: Path
 
     def place(self, native: str) -> Path:
-        """Return where that has what is at `native` for this machine's architecture."""
+        """Return the counterpart, for that architecture, of this machine's path `native`."""
         return self.root / native.replace(config("MULTIARCH"), self.architecture.triplet).lstrip("/")
 
 
 class Module(NamedTuple):
-    """A module as the interpreter's frozen importer wants it."""
+    """A module as the interpreter's frozen importer expects it."""
 
     name: str
     is_package: bool
@@ -117,13 +117,13 @@ class Module(NamedTuple):
         return "code_" + self.name.replace(".", "__")
 
     def array(self) -> str:
-        """The C definition of the module's marshalled code."""
+        """Return the C definition of the module's marshalled code."""
         rows = (self.code[start : start + 24] for start in range(0, len(self.code), 24))
         body = "\n".join("    " + ", ".join(map(str, row)) + "," for row in rows)
         return f"static const unsigned char {self.symbol}[] = {{\n{body}\n}};\n"
 
     def entry(self) -> str:
-        """The C initialiser of the module's line in a table of frozen modules."""
+        """Return the C initialiser of the module's entry in a table of frozen modules."""
         return (
             f'    {{.name = "{self.name}", .code = {self.symbol}, '
             f".size = sizeof {self.symbol}, .is_package = {int(self.is_package)}}},\n"
@@ -131,20 +131,20 @@ class Module(NamedTuple):
 
 
 def freeze(name: str, source: bytes, filename: str, *, is_package: bool = False) -> Module:
-    """Compiles without docstrings and assertions; `filename` is what the code says it comes from."""
+    """Compile without docstrings and assertions; `filename` is the origin that the code states."""
     code = compile(source, filename, "exec", dont_inherit=True, optimize=2)
     return Module(name, is_package, marshal.dumps(code))
 
 
 def core_modules() -> Iterator[Module]:
-    """What the interpreter itself imports: its import system; `encodings` to look up error handlers."""
+    """Yield the modules that the interpreter imports: its import system; `encodings`, to look up error handlers."""
     importer = HERE / "importer.py"
     yield freeze("_frozen_importlib", importer.read_bytes(), f"{PACKAGE}/{importer.name}")
     yield freeze("encodings", b"", f"{PACKAGE}/encodings.py")
 
 
 def package_modules(package: Path) -> Iterator[Module]:
-    """All modules of the package, named relative to it and not after a place on this machine."""
+    """Yield all modules of the package, with names relative to it and no path of this machine."""
     for path in sorted(package.rglob("*.py")):
         relative = path.relative_to(package)
         is_package = relative.name == "__init__.py"
@@ -164,7 +164,7 @@ def c_source(core: Iterable[Module], program: Iterable[Module]) -> str:
 
 
 def names(modules: Iterable[Module]) -> set[str]:
-    """All names in the modules' code of globals, attributes and what is imported."""
+    """Return all names in the modules' code: globals, attributes and imports."""
     found: set[str] = set()
     code = [marshal.loads(module.code) for module in modules]
     while code:
@@ -181,7 +181,7 @@ def config(name: str) -> str:
 
 
 def static_libpython(target: Target | None = None) -> Path:
-    """Debian ships it; many builds of Python leave it out."""
+    """Return the path of libpython's static library: Debian ships one; many builds of Python leave it out."""
     directory = target.place(config("LIBPL")) if target else Path(config("LIBPL"))
     library = directory / config("LIBRARY")
     if library.suffix != ".a" or not library.is_file():
@@ -193,7 +193,7 @@ def static_libpython(target: Target | None = None) -> Path:
 
 
 def include_directories(target: Target | None) -> list[Path]:
-    """Debian's pyconfig.h includes that of the architecture, by a path that begins in /usr/include."""
+    """Return the header directories: Debian's pyconfig.h includes the architecture's by a path from /usr/include."""
     if target is None:
         return [Path(config("INCLUDEPY"))]
     return [target.place(config("INCLUDEPY")), target.place("/usr/include")]
@@ -203,7 +203,7 @@ def link(frozen: Path, output: Path, target: Target | None = None) -> None:
     sources = [HERE / "launcher.c", HERE / "absent.c", HERE / "omitted.c", frozen]
     compiler, flags = "cc", COMPILE_FLAGS
     if target:
-        # Assertions in the headers name the headers.
+        # Assertions in the headers contain the headers' paths.
         compiler, flags = f"{target.architecture.triplet}-gcc", [*flags, f"-ffile-prefix-map={target.root}="]
     command = [
         *(os.environ.get("CC") or compiler).split(),
@@ -221,19 +221,19 @@ def link(frozen: Path, output: Path, target: Target | None = None) -> None:
 
 
 def segment_types(executable: bytes) -> set[int]:
-    """The p_type of each program header (elf(5)), of a 64-bit file in this machine's byte order."""
+    """Return the p_type of each program header (elf(5)), of a 64-bit file in this machine's byte order."""
     (offset,) = struct.unpack_from("@Q", executable, 32)
     size, count = struct.unpack_from("@HH", executable, 54)
     return {struct.unpack_from("@I", executable, offset + index * size)[0] for index in range(count)}
 
 
 def machine(executable: bytes) -> int:
-    """The architecture of an ELF file: e_machine in elf(5)."""
+    """Return the architecture of an ELF file: e_machine in elf(5)."""
     return int(struct.unpack_from("@H", executable, 18)[0])
 
 
 def verify(output: Path, target: Target | None = None) -> None:
-    """It has to run in an image that has no loader, and to be small enough to be put into every image."""
+    """Check that the executable runs in an image without a loader, and is small enough for every image."""
     executable = output.read_bytes()
     if target and machine(executable) != target.architecture.machine:
         sys.exit(f"build.py: {output}: not an executable for {target.architecture.triplet}")
@@ -265,7 +265,7 @@ def main() -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     frozen = output.parent / "frozen.c"
     frozen.write_text(c_source(core_modules(), package_modules(arguments.package)), encoding="ascii")
-    # Built aside, so that a name that exists is always an executable that was verified.
+    # Built aside, so that an executable under the final name is always a verified one.
     unverified = output.with_suffix(".unverified")
     link(frozen, unverified, target)
     verify(unverified, target)

@@ -1,11 +1,11 @@
-"""The import system of the executable: what is built in or frozen can be imported, and nothing else exists.
+"""The import system of the executable: built-in and frozen modules can be imported, and nothing else exists.
 
-The interpreter's core expects it under the name `_frozen_importlib` and calls what it needs by name
-(Python/import.c): `_install` once, `_find_and_load` for a module that is not in `sys.modules`,
-`_handle_fromlist` for `from package import name`, `_module_repr` for a module's repr(). With importlib in its
-place, start to exit takes a quarter longer.
+The interpreter's core expects this module under the name `_frozen_importlib` and calls what it needs by name
+(Python/import.c): `_install` once, `_find_and_load` for a module that is not in `sys.modules`, `_handle_fromlist` for
+`from package import name`, `_module_repr` for a module's repr(). With importlib in its place, start to exit takes a
+quarter longer.
 
-No import statement works while this module itself is loaded: `_install` is handed the modules that it uses.
+No import statement works while this module itself is loaded: `_install` receives the modules that it uses.
 """
 
 TYPE_CHECKING = False
@@ -24,12 +24,12 @@ def _install(sys_module: "ModuleType", imp_module: "ModuleType") -> None:
 
 
 def _spec(name: str) -> object:
-    """Return as much of a module's spec as is looked at: by `_imp.create_builtin`, by each import of what is loaded."""
+    """Return the used part of a spec: for `_imp.create_builtin`, and for each import of a loaded module."""
     return type(sys.implementation)(name=name, _initializing=False)
 
 
 def _describe(module: "ModuleType", spec: object) -> None:
-    """Set what each import asks of a module: if it is missing, an AttributeError is made and thrown away."""
+    """Set what each import reads from a module: a missing one costs an AttributeError, made and thrown away."""
     module.__dict__.update(__spec__=spec, __path__=None)
 
 

@@ -1,13 +1,13 @@
 /*
  * launcher.c - starts the Python program that is frozen into fusermount3-proxy.
  *
- * Whatever must happen before there is an interpreter happens here, in this order: give up a setuid bit's
- * privilege, see that descriptors 0-2 are open, and, in the process that watches over auto_unmount, wait.
- * Everything that decides anything is Python.
+ * It does everything that must precede the interpreter, in this order: drop a setuid bit's privilege, ensure
+ * that descriptors 0-2 are open, and, in the watcher process of auto_unmount, wait. All decisions are made in
+ * Python.
  *
- * The interpreter is brought up to its "core" phase only (PyConfig._init_main = 0): built-in and frozen
- * modules can be imported, but there is no sys.path and no sys.stdout, and not one file is opened. So the
- * program starts fast, and runs in an image that holds nothing else.
+ * The interpreter is initialized up to its "core" phase only (PyConfig._init_main = 0): built-in and frozen
+ * modules can be imported, but there is no sys.path and no sys.stdout, and it opens no file. So the program
+ * starts fast, and runs in an image that contains nothing else.
  */
 #define _GNU_SOURCE
 #include <Python.h>
@@ -25,7 +25,7 @@
 
 #include "omitted.h"
 
-/* The number of the comm socket, in the process that watches it: the Python side sets it and execs itself. */
+/* Holds the number of the comm socket for the watcher process: the Python side sets it and executes itself. */
 #define WATCH_VARIABLE "FUSERMOUNT3PROXY_WATCH"
 
 #define PROGRAM_MODULE "fusermount3_proxy.cli"
@@ -38,8 +38,8 @@ PyMODINIT_FUNC PyInit_posix(void);
 PyMODINIT_FUNC PyInit_time(void);
 
 /*
- * The main phase, which is left out here, would have called these two: without them the import of _signal
- * crashes, and so does a UnicodeError since 3.13 (until then the codec registry came up by itself).
+ * The main phase, which the launcher omits, would have called these two: without them the import of _signal
+ * crashes, and so does a UnicodeError since 3.13 (before, the codec registry initialized itself).
  */
 extern int _PySignal_Init(int install_signal_handlers);
 #if PY_VERSION_HEX >= 0x030d0000
@@ -61,7 +61,7 @@ static PyObject *init_signal(void)
     return _PySignal_Init(0) == 0 ? PyInit__signal() : NULL;
 }
 
-/* The built-in modules: those that the program may import, then those that the core asks for. */
+/* The built-in modules: those that the program may import, then those that the core requires. */
 struct _inittab _PyImport_Inittab[] = {
     {"posix", init_posix},
     {"_socket", PyInit__socket},
@@ -75,7 +75,7 @@ struct _inittab _PyImport_Inittab[] = {
     {NULL, NULL},
 };
 
-/* It replaces a program that is installed setuid, and needs no privilege itself. */
+/* The proxy replaces a program that is installed setuid, and needs no privilege itself. */
 static void drop_privilege(void)
 {
     uid_t ruid, euid, suid;
@@ -85,7 +85,7 @@ static void drop_privilege(void)
         _exit(1);
     if (euid == ruid && suid == ruid && egid == rgid && sgid == rgid)
         return;
-    /* The group first: once the user id is given up, there is no right to change it. */
+    /* The group first: after dropping the user ID, the process may not change its group. */
     if (setresgid(rgid, rgid, rgid) != 0 || setresuid(ruid, ruid, ruid) != 0)
         _exit(1);
     if (getresuid(&ruid, &euid, &suid) != 0 || getresgid(&rgid, &egid, &sgid) != 0)
@@ -94,7 +94,7 @@ static void drop_privilege(void)
         _exit(1);
 }
 
-/* A socket that got number 2 would be written to by the next error message. */
+/* Otherwise a socket could get number 2, and the next error message would be written to it. */
 static void reopen_closed_stdio(void)
 {
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
@@ -106,7 +106,7 @@ static void reopen_closed_stdio(void)
     }
 }
 
-/* The comm socket's number, or -1 if this process is not the one that watches it. */
+/* Returns the comm socket's number, or -1 if this process is not the watcher. */
 static int watched_socket(void)
 {
     const char *text = getenv(WATCH_VARIABLE);
@@ -124,8 +124,8 @@ static int watched_socket(void)
 }
 
 /*
- * Returns when the other end of the socket is closed, that is when the FUSE program is gone. There is one
- * such process per mount, perhaps for months: here it has touched only a few pages of memory.
+ * Waits until the other end of the socket is closed, that is, until the FUSE program is gone. There is one
+ * watcher per mount, perhaps for months: at this point it has touched only a few pages of memory.
  */
 static void wait_for_close(int fd)
 {
@@ -133,7 +133,7 @@ static void wait_for_close(int fd)
         struct pollfd readable = {.fd = fd, .events = POLLIN};
         char discarded[256];
 
-        /* The FUSE program may have made the socket non-blocking, so it is poll that waits. */
+        /* The FUSE program may have made the socket non-blocking, so poll does the waiting. */
         poll(&readable, 1, -1);
         ssize_t size = recv(fd, discarded, sizeof discarded, MSG_DONTWAIT);
         if (size == 0 || (size < 0 && errno != EINTR && errno != EAGAIN))
@@ -148,30 +148,30 @@ static _Noreturn void fail(const char *program, const char *what, const char *wh
 }
 
 /*
- * The first 132 KB of glibc's heap would just hold pymalloc's map of 128 KB, and calloc would clear that, page by
- * page. Without room for it there, it is mapped, and nearly all of its pages are never touched.
+ * pymalloc's map of 128 KB would just fit into the first 132 KB of glibc's heap, and calloc would clear it, page by
+ * page. If it does not fit, calloc maps it, and nearly all of its pages are never touched.
  */
 static void take_room_for_map(void)
 {
-    static void *volatile room; /* or the compiler leaves it out */
+    static void *volatile room; /* else the compiler omits it */
 
     room = malloc(16 * 1024);
     (void)room;
 }
 
 /*
- * The interpreter's types are in .data, and all of its pages are written to: one call instead of 80 page faults.
- * Where the kernel does not know it (before Linux 5.14), or has larger pages, they come one by one.
+ * The interpreter's types are in .data, and it writes to all of its pages: one call replaces 80 page faults.
+ * If the kernel does not support the call (before Linux 5.14), or has larger pages, the faults occur one by one.
  */
 static void copy_data_pages(void)
 {
-    extern char data_start[], edata[]; /* the linker's */
+    extern char data_start[], edata[]; /* defined by the linker */
     const uintptr_t page = 4096, first = (uintptr_t)data_start & -page;
 
     madvise((void *)first, (uintptr_t)edata - first, MADV_POPULATE_WRITE);
 }
 
-/* Isolated: no environment variable, file or signal handler has a say in how the interpreter works. */
+/* Isolated: no environment variable, file or signal handler affects the interpreter. */
 static void start_python(const char *program)
 {
     PyPreConfig preconfig;
@@ -186,7 +186,7 @@ static void start_python(const char *program)
         config._init_main = 0;
         config.site_import = 0;
         config.write_bytecode = 0;
-        /* Answering one request of its own caller needs no random hashes, and so no getrandom. */
+        /* A process that serves one request of its own caller needs no random hashes, so no getrandom. */
         config.use_hash_seed = 1;
         config.hash_seed = 0;
         status = Py_InitializeFromConfig(&config);
@@ -200,7 +200,7 @@ static void start_python(const char *program)
 }
 
 /*
- * The core phase leaves sys.argv unset. Bytes that are not UTF-8 become lone surrogates, as in any Python.
+ * Sets sys.argv, which the core phase leaves unset. Bytes that are not UTF-8 become lone surrogates, as in any Python.
  * sys.frozen tells the program that it may execute itself.
  */
 static int set_argv(int argc, char *const argv[])
@@ -220,7 +220,7 @@ static int set_argv(int argc, char *const argv[])
     return PySys_SetObject("argv", list);
 }
 
-/* Returns what main() returned; -1 with an exception set if it did not get so far. */
+/* Returns the result of main(), or -1 with an exception set if main() did not return. */
 static int run_main(int argc, char *const argv[])
 {
     if (set_argv(argc, argv) != 0)
@@ -234,7 +234,7 @@ static int run_main(int argc, char *const argv[])
     return (int)PyLong_AsLong(result);
 }
 
-/* There is no sys.stderr to print a traceback to. */
+/* Without sys.stderr, no traceback can be printed. */
 static _Noreturn void fail_with_exception(const char *program)
 {
     PyObject *type, *value, *traceback;
@@ -259,7 +259,7 @@ int main(int argc, char *argv[])
     }
     int watched = watched_socket();
     if (watched >= 0) {
-        /* It executed /proc/self/exe; in a list of processes it is to be found under the name it was called by. */
+        /* The watcher executed /proc/self/exe; process lists should show it under the name of the original call. */
         prctl(PR_SET_NAME, basename(arguments[0]));
         wait_for_close(watched);
     }

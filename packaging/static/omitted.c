@@ -1,8 +1,8 @@
 /*
- * omitted.c - leaves out what the interpreter would prepare at each start and this program never uses.
+ * omitted.c - skips initialization that the interpreter does at each start and this program never needs.
  *
- * The linker sends the calls of three functions here (--wrap, build.py). What counts as used is what the frozen
- * code names anywhere: build.py writes these names, sorted, into frozen.c, and so they follow the program.
+ * The linker redirects the calls of three functions to this file (--wrap, build.py). An object counts as used if
+ * the frozen code mentions its name: build.py writes these names, sorted, into frozen.c, so they follow the program.
  */
 #include <Python.h>
 
@@ -16,9 +16,9 @@ extern const char *const named[];
 extern const size_t named_count;
 
 /*
- * Types of the interpreter's own, by tp_name, of which there are no objects here: they come from modules that
- * the executable does not have (_weakref, _contextvars, _collections, ...), from coroutines, which build.py
- * refuses to freeze, or from a builtin, which is made ready if the program names it.
+ * The interpreter's own types, by tp_name, that have no instances in this program: they belong to modules that
+ * the executable does not have (_weakref, _contextvars, _collections, ...), to coroutines, which build.py
+ * refuses to freeze, or to a builtin, which is made ready if the program names it.
  */
 static const char *const unused_types[] = {
     "InterpreterID",
@@ -70,8 +70,8 @@ static bool is_named(const char *name)
 }
 
 /*
- * The process ends after one request; what garbage there is costs less than the search for it, which is otherwise
- * made several times while the interpreter starts.
+ * The process ends after one request; its garbage costs less than the collections, several of which would otherwise
+ * run while the interpreter starts.
  */
 PyStatus __real__PyGC_Init(PyInterpreterState *interpreter);
 PyStatus __wrap__PyGC_Init(PyInterpreterState *interpreter)

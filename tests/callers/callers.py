@@ -1,8 +1,8 @@
 """The callers: unmodified FUSE programs, and our smallest filesystems on unmodified libraries.
 
-Each `Caller` says how it is started and what it can do; `CALLERS` is the list, and the rows of the table in
-docs/compatibility.md in their order. Commands are templates: {mnt} is the mountpoint, {dir} an empty directory of the
-user's around it, {src} one in that, with the file `hello` in it.
+Each `Caller` describes how to start a program and what it supports; `CALLERS` is the list, in the order of the rows of
+the table in docs/compatibility.md. Commands are templates: {mnt} is the mountpoint, {dir} an empty directory of the
+user's around it, {src} a directory in {dir}, with the file `hello` in it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PLAIN = "only without auto_unmount"
 
 @dataclass(frozen=True)
 class Kit:
-    """A container's image, and the directories that are mounted in it below /callers. Raises build.NotReachable."""
+    """A container's image, and the directories mounted in it below /callers. Raises build.NotReachable."""
 
     image: DebianRecipe | str
     programs: Callable[[], Path]
@@ -48,7 +48,7 @@ class Caller:
     name: str
     kit: Kit
     library: str
-    """What calls the helper for it."""
+    """The library that calls the helper for it."""
     serve: str
     """Serves in the foreground."""
     package: str = ""
@@ -59,18 +59,18 @@ class Caller:
     auto_unmount: str = ""
     """Words after the command that ask for auto_unmount, if it can."""
     prepare: str = ""
-    """A shell script that makes what is to be mounted."""
+    """A shell script that creates the source of the mount."""
     file: str = "hello"
-    """What is read in the mount."""
+    """The file that is read in the mount."""
     written: str = ""
-    """What is written in the mount, if it can be."""
+    """The file that is written in the mount, if it is writable."""
     unmount: str = "fusermount3 -u {mnt}"
     stop: signal.Signals | None = signal.SIGTERM
     """The signal at which it unmounts by itself."""
     gives_up: str = ""
-    """What it says when it gives up without a /dev/fuse that it can open; most don't look."""
+    """Its message when it gives up without a /dev/fuse that it can open; most callers don't look."""
     needs_device: str = BOTH
-    """When it gives up so."""
+    """When it gives up for that reason."""
     clone_fd: str = ""
     """Words after the command that ask for more descriptors, if it can."""
     service: str = ""
@@ -79,6 +79,7 @@ class Caller:
 
 GO = Kit(BUSYBOX, build.go_programs)
 RUST = Kit(BUSYBOX, build.rust_programs)
+RUST_AND_LIBFUSE_2 = Kit(images.TRIXIE, build.rust_programs)
 BOOKWORM = Kit(images.BOOKWORM, partial(build.libfuse_programs, images.BOOKWORM, ("fuse", "fuse3")))
 TRIXIE = Kit(images.TRIXIE, partial(build.libfuse_programs, images.TRIXIE, ("fuse3",)))
 PYPI = Kit(images.BOOKWORM, partial(build.python_programs, "callers"))
@@ -91,7 +92,7 @@ NO_DEVICE_LATER = "fuse: device /dev/fuse not found"
 def libfuse(
     name: str, kit: Kit, pkgconfig: str = "fuse3", gives_up: str = NO_DEVICE, needs_device: str = BOTH
 ) -> list[Caller]:
-    """The high-level and the low-level API of a libfuse."""
+    """Return the callers that use the high-level and the low-level API of a libfuse."""
     is_2 = pkgconfig == "fuse"
     high_level = Caller(
         name=f"{name}, high-level API",
@@ -120,7 +121,7 @@ def libfuse(
 
 
 def fuser(release: str) -> Caller:
-    """A release of the Rust library."""
+    """Return the caller that uses this release of the Rust library."""
     return Caller(
         name=f"fuser {release}",
         kit=RUST,
@@ -135,7 +136,7 @@ def fuser(release: str) -> Caller:
 
 
 def in_go(name: str, module: str) -> Caller:
-    """A Go library."""
+    """Return the caller that uses this Go library."""
     return Caller(
         name=module,
         kit=GO,
@@ -171,17 +172,20 @@ CALLERS = [
         gives_up=NO_DEVICE,
         needs_device=PLAIN,
     ),
-    Caller(
-        name="bindfs",
-        kit=BOOKWORM,
-        library="libfuse 2",
-        package="bindfs",
-        serve="bindfs -f --no-allow-other {src} {mnt}",
-        background="bindfs --no-allow-other {src} {mnt}",
-        auto_unmount="-o auto_unmount",
-        written="new",
-        gives_up=NO_DEVICE,
-        needs_device=PLAIN,
+    *(
+        Caller(
+            name=f"bindfs{option}",
+            kit=BOOKWORM,
+            library="libfuse 2",
+            package="bindfs",
+            serve=f"bindfs -f{option} {{src}} {{mnt}}",
+            background=f"bindfs{option} {{src}} {{mnt}}",
+            auto_unmount="-o auto_unmount",
+            written="new",
+            gives_up=NO_DEVICE,
+            needs_device=PLAIN,
+        )
+        for option in ("", " --no-allow-other")
     ),
     Caller(
         name="borg mount",
@@ -192,7 +196,7 @@ CALLERS = [
         serve=f"{BORG} borg mount -f ::archive {{mnt}}",
         background=f"{BORG} borg mount ::archive {{mnt}}",
         auto_unmount="-o auto_unmount",
-        stop=None,  # with pyfuse3 it does not unmount at a signal, as a comment in its source admits
+        stop=None,  # with pyfuse3 it does not unmount on a signal, as a comment in its source admits
         needs_device=PLAIN,
         gives_up=NO_DEVICE,
     ),
@@ -206,6 +210,20 @@ CALLERS = [
         background="fuse-overlayfs -o lowerdir={src},upperdir={dir}/upper,workdir={dir}/work {mnt}",
         written="new",
         gives_up=NO_DEVICE,
+    ),
+    Caller(
+        name="mergerfs",
+        kit=BOOKWORM,
+        library="its own libfuse 2",
+        package="mergerfs",
+        prepare="mkdir {dir}/second",
+        serve="mergerfs -f {src}:{dir}/second {mnt}",
+        background="mergerfs {src}:{dir}/second {mnt}",
+        auto_unmount="-o auto_unmount",
+        written="new",
+        unmount="mergerfs-fusermount -u {mnt}",
+        gives_up=NO_DEVICE,
+        needs_device=PLAIN,
     ),
     Caller(
         name="s3fs",
@@ -273,6 +291,18 @@ CALLERS = [
         needs_device=PLAIN,
     ),
     *(fuser(release) for release in ("0.12", "0.16", "0.18")),
+    Caller(
+        name="the fuser of mountpoint-s3",
+        kit=RUST_AND_LIBFUSE_2,
+        library="libfuse 2, as AWS builds it",
+        serve="/callers/mountpoint_s3_fuser {mnt}",
+        version="sed -n 's/^mountpoint-s3-fuser = .*\"=\\([.0-9]*\\)\".*/\\1/p' /sources/rust/libfuse/Cargo.toml",
+        auto_unmount="--auto-unmount",
+        written="hello",
+        unmount="fusermount -u {mnt}",
+        gives_up=NO_DEVICE,
+        needs_device=PLAIN,
+    ),
     in_go("gofuse", "github.com/hanwen/go-fuse/v2"),
     in_go("jacobsa", "github.com/jacobsa/fuse"),
     in_go("bazil", "bazil.org/fuse"),

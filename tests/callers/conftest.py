@@ -1,4 +1,4 @@
-"""One broker, one container for each kit, and what was seen, for all the tests of the callers."""
+"""Fixtures for all tests of the callers: the brokers, one container of each for each kit, and the results."""
 
 from __future__ import annotations
 
@@ -20,30 +20,31 @@ if TYPE_CHECKING:
 
     from tests.callers.callers import Caller, Kit
 
-# fuser asks for allow_other with auto_unmount.
-CONFIGURATION = "user_allow_other = true"
+CONFIGURATIONS = {False: "", True: "user_allow_other = true"}
+"""The shipped configuration, and the settings that some callers need."""
 
 
 class MachineFor(Protocol):
-    """Give the container of this caller; `devices` put something at /dev/fuse."""
+    """Return the container of this caller; `devices` provide a /dev/fuse."""
 
-    def __call__(self, caller: Caller, devices: tuple[str, ...]) -> Machine: ...
+    def __call__(self, caller: Caller, devices: tuple[str, ...], *, user_allow_other: bool = False) -> Machine: ...
 
 
 class Machines:
-    """The running containers. What can't be had, a kit or a server, is asked for once."""
+    """The running containers. An unreachable kit or server is requested only once."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self._machines: dict[tuple[Kit, tuple[str, ...]], Machine] = {}
+    def __init__(self, brokers: dict[bool, Broker]) -> None:
+        """Take the brokers, keyed by their `user_allow_other` setting."""
+        self._brokers = brokers
+        self._machines: dict[tuple[Kit, tuple[str, ...], bool], Machine] = {}
         self._missing: dict[Kit | str, NotReachable] = {}
 
-    def get(self, caller: Caller, devices: tuple[str, ...]) -> Machine:
-        """Raises NotReachable."""
-        key = (caller.kit, devices)
+    def get(self, caller: Caller, devices: tuple[str, ...], *, user_allow_other: bool) -> Machine:
+        """Return the container for this caller, with the server that it needs. Raises NotReachable."""
+        key = (caller.kit, devices, user_allow_other)
         with self._once(caller.kit):
             if key not in self._machines:
-                self._machines[key] = Machine(self._broker, caller.kit, devices)
+                self._machines[key] = Machine(self._brokers[user_allow_other], caller.kit, devices)
         with self._once(caller.service):
             self._machines[key].service(caller.service)
         return self._machines[key]
@@ -59,7 +60,7 @@ class Machines:
             raise
 
     def discard(self, machine: Machine) -> None:
-        """End a container that is not as it was."""
+        """Remove a container that a test has not left as it was."""
         self._machines = {key: other for key, other in self._machines.items() if other is not machine}
         machine.close()
 
@@ -72,23 +73,25 @@ class Machines:
 def machines() -> Iterator[Machines]:
     if not PROXY.exists():
         pytest.fail(f"{PROXY} is missing: run 'make static'")
-    with Broker(CONFIGURATION) as broker:
-        settle(broker)
-        with nothing_left_by(broker):
-            machines = Machines(broker)
-            yield machines
-            machines.close()
+    with contextlib.ExitStack() as stack:
+        brokers = {each: stack.enter_context(Broker(text)) for each, text in CONFIGURATIONS.items()}
+        for broker in brokers.values():
+            settle(broker)
+            stack.enter_context(nothing_left_by(broker))
+        machines = Machines(brokers)
+        yield machines
+        machines.close()
 
 
 @pytest.fixture
 def machine_for(machines: Machines) -> Iterator[MachineFor]:
-    """Gives containers, and sees that the test leaves them as they were. Where something can't be downloaded, the test
-    is not run, which in CI is a failure."""
+    """Return containers, and check that the test leaves them as they were. If a download fails, the test is not run,
+    which in CI is a failure."""
     used: list[Machine] = []
 
-    def machine_for(caller: Caller, devices: tuple[str, ...]) -> Machine:
+    def machine_for(caller: Caller, devices: tuple[str, ...], *, user_allow_other: bool = False) -> Machine:
         try:
-            used.append(machines.get(caller, devices))
+            used.append(machines.get(caller, devices, user_allow_other=user_allow_other))
         except NotReachable as error:
             not_run(str(error))
         return used[-1]
@@ -104,7 +107,7 @@ def machine_for(machines: Machines) -> Iterator[MachineFor]:
 
 
 def not_run(reason: str) -> None:
-    """End the test: it was not run. In CI everything has to run."""
+    """Skip the test as not run. In CI every test must run, so there it fails."""
     if os.environ.get("CI") == "true":
         pytest.fail(f"not run: {reason}")
     pytest.skip(f"not run: {reason}")
@@ -112,5 +115,5 @@ def not_run(reason: str) -> None:
 
 @pytest.fixture(scope="session")
 def seen() -> Seen:
-    """What the tests have seen of the callers."""
+    """The results of the tests, by caller."""
     return Seen()

@@ -1,8 +1,8 @@
-"""The images that the callers run in, and the one they are built in.
+"""The images that the callers run in, and the image that they are built in.
 
-What is written in Rust and Go is built in Debian trixie, whatever the host has: its compilers are new enough for the
-current release of each library, and they are the same everywhere. The programs that come out are static and run in
-the image that holds nothing but busybox.
+Rust and Go programs are built in Debian trixie, whatever the host's distribution: its compilers are new enough for the
+current release of each library, and they are the same everywhere. The resulting programs are static and run in the
+image that contains nothing but busybox.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ from __future__ import annotations
 from tests.lab.images import DebianRecipe
 
 COMPILERS = DebianRecipe(
-    "compilers", ("passwd", "cargo", "golang-go", "gcc", "libc6-dev", "ca-certificates"), suite="trixie"
+    "compilers",
+    ("passwd", "cargo", "golang-go", "gcc", "libc6-dev", "ca-certificates", "pkgconf", "libfuse-dev"),
+    suite="trixie",
 )
+"""With libfuse 2 and without libfuse 3, which the Rust libraries would link with if it were there."""
 
 _LIBFUSE = ("passwd", "gcc", "libc6-dev", "pkgconf", "libfuse3-dev", "libfuse-dev")
 
@@ -36,9 +39,30 @@ BOOKWORM = DebianRecipe(
         # Python
         "borgbackup",
         "python3-pyfuse3",
+        # their own libfuse
+        "mergerfs",
     ),
 )
 """libfuse 2.9.9 and 3.14, and Debian 12's own FUSE programs."""
+
+OTHERS = DebianRecipe(
+    "callers-others",
+    (
+        "passwd",
+        "fuse3",
+        # these request allow_other
+        "exfat-fuse",
+        "exfatprogs",
+        "qemu-system-common",
+        "s3backer",
+        # these use no helper of libfuse's
+        "davfs2",
+        "glusterfs-client",
+        "lxcfs",
+        "ntfs-3g",
+    ),
+)
+"""Programs that need the administrator's permission, or can't work."""
 
 TRIXIE = DebianRecipe("callers-trixie", (*_LIBFUSE, "python3-pyfuse3"), suite="trixie")
 """libfuse 3.17, and a pyfuse3 that was built with it."""

@@ -1,6 +1,6 @@
-"""Where the callers run: unprivileged containers with the proxy in the place of fusermount3, one for each kit.
+"""The containers of the callers: unprivileged, with the proxy in place of fusermount3, one for each kit.
 
-A `Machine` is used by many tests, one after the other, and `check_nothing_left` sees that each leaves it as it was. A
+Many tests use one `Machine`, one after the other, and `check_nothing_left` checks that each test leaves it as it was. A
 `Place` is a test's own directory in it, with a mountpoint.
 """
 
@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 import psutil
 
 from tests.callers.s3 import s3_for
-from tests.lab.podman import Container, Options
+from tests.lab.broker import PROXY
+from tests.lab.podman import Container, Options, Volume
 from tests.lab.sshd import sshd_for
 
 if TYPE_CHECKING:
@@ -32,20 +33,22 @@ USER = "1000:1000"
 
 
 class Machine:
-    """A running container with a kit, and the servers that callers in it have asked for."""
+    """A running container with a kit, and the servers that its callers have needed so far."""
 
     def __init__(self, broker: Broker, kit: Kit, devices: Sequence[str]) -> None:
-        """`devices` are the arguments of `podman run` that put something at /dev/fuse; or none do."""
+        """`devices` are the arguments of `podman run` that provide a /dev/fuse; empty for none."""
         self._stack = contextlib.ExitStack()
         self._services: dict[str, dict[str, str]] = {}
-        options = Options(volumes=[*broker.volumes(), *kit.volumes()], extra=devices)
+        self.broker = broker
+        of_mergerfs = Volume(PROXY, "/usr/bin/mergerfs-fusermount")
+        options = Options(volumes=[*broker.volumes(), of_mergerfs, *kit.volumes()], extra=devices)
         self.container = self._stack.enter_context(Container(kit.tag(), options=options))
 
     def close(self) -> None:
         self._stack.close()
 
     def service(self, name: str) -> dict[str, str]:
-        """Return what a command's template needs to know of this server, started now unless it runs."""
+        """Return the template values for this server; start the server unless it runs."""
         if name and name not in self._services:
             self._services[name] = {"s3": self._start_s3, "ssh": self._start_ssh}[name]()
         return self._services.get(name, {})
@@ -60,7 +63,7 @@ class Machine:
         return {"ssh": shlex.join(sshd.sshfs_arguments())}
 
     def daemons(self) -> list[int]:
-        """Return the processes in the container that are neither its first one nor a helper."""
+        """Return the processes in the container, except its first process and helpers."""
         return [pid for pid in self.processes() if "fusermount" not in command_of(pid)]
 
     def helpers(self) -> list[int]:
@@ -68,25 +71,25 @@ class Machine:
         return [pid for pid in self.processes() if "fusermount" in command_of(pid)]
 
     def processes(self) -> list[int]:
-        """Return the live processes in the container but its first one, which doesn't reap zombies."""
+        """Return the live processes in the container, except its first process, which doesn't reap zombies."""
         return [pid for pid in self.container.processes() if pid != self.container.pid and command_of(pid)]
 
 
 def command_of(pid: int) -> str:
-    """Return the first word of a process's command line; empty for a zombie, or if there is none."""
+    """Return the first word of a process's command line; empty for a zombie, and if there is no command line."""
     with contextlib.suppress(psutil.NoSuchProcess, IndexError):
         return str(psutil.Process(pid).cmdline()[0])
     return ""
 
 
 def check_nothing_left(machine: Machine, seconds: float = 15) -> None:
-    """Check that soon there is no FUSE mount and no process in the container. Raises AssertionError."""
+    """Wait until the container has no FUSE mount and no process. Raises AssertionError on timeout."""
     wait_until(lambda: not machine.container.fuse_mounts(), seconds)
     wait_until(lambda: not machine.processes(), seconds)
 
 
 def wait_until(true: Callable[[], object], seconds: float = 15) -> None:
-    """Return when `true()` is. AssertionError after so many seconds."""
+    """Wait until `true()` is true. Raises AssertionError after this many seconds."""
     give_up = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < give_up, "waited in vain"
@@ -95,7 +98,7 @@ def wait_until(true: Callable[[], object], seconds: float = 15) -> None:
 
 @dataclass(frozen=True)
 class Place:
-    """The directory of one test, with a mountpoint; it belongs to the user who the caller runs as."""
+    """The directory of one test, with a mountpoint; it belongs to the user that the caller runs as."""
 
     machine: Machine
     caller: Caller
@@ -104,7 +107,7 @@ class Place:
 
     @classmethod
     def make(cls, machine: Machine, caller: Caller, user: str, name: str) -> Place:
-        """Make the directory, and what the caller is to mount."""
+        """Make the directory, and the files that the caller mounts."""
         place = cls(machine, caller, user, f"/tmp/{name}")
         script = "mkdir -p {dir} && cd {dir} && mkdir mnt src && echo hello > src/hello"
         place.shell(f"{script} && {caller.prepare}" if caller.prepare else script)
@@ -114,22 +117,29 @@ class Place:
     def mountpoint(self) -> str:
         return f"{self.directory}/mnt"
 
+    @property
+    def was_refused_allow_other(self) -> bool:
+        """Whether the broker has refused a mount here for lack of `user_allow_other`, according to its log."""
+        refused = self.machine.broker.records("mount refused")
+        here = [record["text"] for record in refused if record["mountpoint"] == self.mountpoint]
+        return any(text.startswith("option allow_other only allowed if") for text in here)
+
     def filled(self, template: str) -> str:
-        """Return the template of a command with its blanks filled."""
+        """Return a command's template with its placeholders filled in."""
         places = {"mnt": self.mountpoint, "dir": self.directory, "src": f"{self.directory}/src"}
         return template.format_map(places | self.machine.service(self.caller.service))
 
     def shell(self, script: str) -> CompletedProcess[str]:
-        """Run a script to its end, as the user."""
+        """Run a script to completion as the user."""
         return self.machine.container.exec(["sh", "-c", self.filled(script)], user=self.user)
 
     def run(self, command: str, *, check: bool = True) -> CompletedProcess[str]:
-        """Run a command to its end, as the user."""
+        """Run a command to completion as the user."""
         argv = shlex.split(self.filled(command))
         return self.machine.container.exec(argv, user=self.user, env={"HOME": self.directory}, check=check)
 
     def start(self, command: str) -> Popen[str]:
-        """Start a command that serves in the foreground, and return when it has mounted."""
+        """Start a command that serves in the foreground, and wait until it has mounted."""
         argv = shlex.split(self.filled(command))
         program = self.machine.container.start(argv, user=self.user, env={"HOME": self.directory})
         wait_until(lambda: self.is_mounted() or program.poll() is not None, 30)
@@ -140,11 +150,11 @@ class Place:
         return self.machine.container.fuse_mounts(self.mountpoint) != []
 
     def read(self, file: str) -> str:
-        """Return what is read from a file in the mount."""
+        """Return the content of a file in the mount."""
         return self.shell(f"cat {{mnt}}/{file}").stdout
 
     def unmount(self) -> None:
-        """Unmount as the caller's users do, and see that it is quiet and done."""
+        """Unmount with the caller's usual command, and check that it prints nothing and succeeds."""
         result = self.run(self.caller.unmount)
         assert (result.stdout, result.stderr) == ("", "")
         assert not self.is_mounted()

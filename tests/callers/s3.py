@@ -1,4 +1,4 @@
-"""A real S3 server for s3fs: moto's, from PyPI, in the network namespace of a container, as `tests.lab.sshd` is."""
+"""A real S3 server for s3fs: moto, from PyPI, in the network namespace of a container, like `tests.lab.sshd`."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ BUCKET = "bucket"
 
 @contextlib.contextmanager
 def s3_for(container: Container) -> Iterator[str]:
-    """Give the URL of a server that processes in this container reach; it ends with the block.
+    """Yield the URL of a server that processes in this container can reach; the server ends with the block.
 
-    There is one bucket, BUCKET, with a file `hello` in it. Raises `build.NotReachable` when moto can't be had.
+    There is one bucket, BUCKET, with a file `hello` in it. Raises `build.NotReachable` if moto can't be downloaded.
     """
     site = python_programs("s3-server") / SITE
     with tempfile.TemporaryDirectory(prefix="fusermount3-proxy-lab-s3-") as name:
@@ -41,7 +41,7 @@ def s3_for(container: Container) -> Iterator[str]:
                 env={
                     "PYTHONPATH": str(directory),
                     "PATH": "/usr/bin:/bin",
-                    # Whatever the server is called, the first part of its name is no bucket.
+                    # Whatever the server's name, its first part is not a bucket.
                     "S3_IGNORE_SUBDOMAIN_BUCKETNAME": "true",
                 },
                 stdin=subprocess.DEVNULL,
@@ -72,7 +72,7 @@ urllib.request.urlopen(request, timeout=10).close()
 
 
 def put(container: Container, path: str, content: str = "") -> None:
-    """Make a bucket, or an object in one."""
+    """Create a bucket, or an object in a bucket."""
     run([*in_network_of(container), sys.executable, "-c", PUT, f"{URL}/{path}", content])
 
 

@@ -1,9 +1,9 @@
-"""The section on callers of docs/compatibility.md: which work, written by the tests in which they did.
+"""Generate the section on callers of docs/compatibility.md from the results of the tests.
 
     .venv/bin/python -m tests.callers.table
 
-runs the tests of the callers, and writes the section from what they saw. In any other run, what the tests see is
-compared with it, versions aside.
+runs the tests of the callers, and writes the section from their results. Any other run compares its results with the
+section, ignoring versions.
 """
 
 from __future__ import annotations
@@ -36,41 +36,45 @@ READ, WRITTEN, UNMOUNT, STOP, AUTO_UNMOUNT, BACKGROUND, ROOT, ROOT_STOP, DEVICE 
     "as root at a signal",
     "/dev/fuse",
 )
+YES, NEEDS = "yes", "needs `user_allow_other`"
 VERSION = "version"
 HEADER = ("caller", VERSION, "through", *COLUMNS)
 
 INTRODUCTION = f"""\
 {HEADING}
 Programs and libraries, unmodified, in an unprivileged container (default capabilities, no device, no network), as a
-user and as root. This section is written by the tests that run them (`tests/callers`):
-`.venv/bin/python -m tests.callers.table`.
+user and as root, with the broker's default configuration. The tests that run them write this section
+(`tests/callers`): `.venv/bin/python -m tests.callers.table`.
 
-- **mount, read**, **write**: as uid 1000. A dash: it is not made for that.
-- **unmount**: by `fusermount3 -u`, after which the caller ends with status 0.
-- **at a signal**: it unmounts, by itself, at SIGTERM or what the program documents instead.
-- **auto_unmount**: the caller is killed; mount and helper are gone.
-- **as root**: mount, read, write and `fusermount3 -u` as root of the container, who has no CAP_SYS_ADMIN.
-- **as root at a signal**: `left`: the mount is left behind, dead, until `fusermount3 -u` removes it, or the broker
-  finds it (`dead_mounts_seconds`; off in these tests). libfuse sees uid 0, tries umount(2) itself, is refused, and
-  asks no helper.
-- **/dev/fuse**: `needed`: the caller gives up, before it calls fusermount3, unless it can open /dev/fuse. Any file that
-  can be opened will do: `podman run -v /dev/null:/dev/fuse:ro …`. Otherwise it works with no /dev/fuse at all.
+- **{NEEDS}**: the program requests `allow_other` by itself, which users may do only if the administrator
+  has set `user_allow_other = true`. The tests see it refused without the setting, and work with it.
+- **mount, read**, **write**: as uid 1000. A dash: the caller does not support it.
+- **unmount**: with `fusermount3 -u`, or under the helper's name that the caller uses; the caller then exits with
+  status 0.
+- **at a signal**: the caller unmounts by itself at SIGTERM, or at the signal or command that its documentation names.
+- **auto_unmount**: after the caller is killed, mount and helper are gone.
+- **as root**: mount, read, write and `fusermount3 -u` as root of the container, without CAP_SYS_ADMIN.
+- **as root at a signal**: `left`: a dead mount is left behind until `fusermount3 -u` or the broker removes it
+  (`dead_mounts_seconds`; off in these tests). libfuse sees uid 0, calls umount(2) itself, is refused, and does not call
+  the helper.
+- **/dev/fuse**: `needed`: the caller gives up before it calls fusermount3 unless it can open /dev/fuse. Any file that
+  can be opened will do: `podman run -v /dev/null:/dev/fuse:ro …`. The others work without /dev/fuse.
 
-Not in the table, but tested: `clone_fd` of libfuse 3 (with the stand-in libfuse says that it goes on with one
-descriptor; with `--device /dev/fuse` it gets its own), and several mounts of one caller at the same time.
+Also tested, but not in the table: `clone_fd` of libfuse 3 (with the stand-in, libfuse reports that it continues with
+one descriptor; with `--device /dev/fuse` it gets its own), and several mounts of one caller at the same time.
 
 """
 
 
 @dataclass
 class Seen:
-    """What the tests have seen of each caller, by its name and the column."""
+    """The results of the tests, by the caller's name and the column."""
 
     cells: dict[str, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
 
     @contextlib.contextmanager
-    def cell(self, caller: str, column: str, text: str = "yes") -> Iterator[None]:
-        """Note `text` if the block ends well."""
+    def cell(self, caller: str, column: str, text: str = YES) -> Iterator[None]:
+        """Record `text` if the block succeeds."""
         self.cells[caller][column] = "no"
         yield
         self.cells[caller][column] = text
@@ -90,7 +94,7 @@ def rendered(cells: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def write(cells: Mapping[str, Mapping[str, str]]) -> None:
-    """Put the section into the file, where it is the last one."""
+    """Replace the section in the file, where it is the last one."""
     before, _, _ = FILE.read_text().partition(HEADING)
     FILE.write_text(before + rendered(cells))
 
@@ -106,7 +110,7 @@ def written_rows() -> dict[str, dict[str, str]]:
 
 
 def main() -> int:
-    """Run the tests, which write the file at their end."""
+    """Run the tests, which write the file at the end."""
     import pytest
 
     return pytest.main([str(Path(__file__).parent), "-q"])

@@ -1,4 +1,4 @@
-"""What can't be downloaded is no failure of the callers; in CI it is one of the run."""
+"""Test that a failed download is not a failure of the callers, but fails the run in CI."""
 
 from __future__ import annotations
 

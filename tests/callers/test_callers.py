@@ -1,4 +1,4 @@
-"""Each caller mounts, reads, writes, unmounts, in each way that it offers, and leaves nothing behind."""
+"""Test that each caller mounts, reads, writes and unmounts in each way it supports, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 from tests.callers import table
 from tests.callers.callers import BOTH, CALLERS, PLAIN, RUST, Caller
 from tests.callers.machines import DEVICE, NO_DEVICE, ROOT, STAND_IN, USER, Place, wait_until
+from tests.lab.commands import CommandFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,14 +28,42 @@ numbers = itertools.count()
 
 
 def each(condition: Callable[[Caller], object] = lambda _: True) -> pytest.MarkDecorator:
-    """Run a test for each caller of which this is true."""
+    """Run a test for each caller that meets this condition."""
     callers = [caller for caller in CALLERS if condition(caller)]
     return pytest.mark.parametrize("caller", callers, ids=lambda caller: caller.name)
 
 
-def place_for(caller: Caller, machine_for: MachineFor, user: str = USER, devices: tuple[str, ...] = STAND_IN) -> Place:
-    """Make a place that is the test's own."""
-    return Place.make(machine_for(caller, devices), caller, user, f"place-{next(numbers)}")
+def place_for(
+    caller: Caller,
+    machine_for: MachineFor,
+    user: str = USER,
+    devices: tuple[str, ...] = STAND_IN,
+    *,
+    user_allow_other: bool = False,
+) -> Place:
+    """Make a place for this test only."""
+    machine = machine_for(caller, devices, user_allow_other=user_allow_other)
+    return Place.make(machine, caller, user, f"place-{next(numbers)}")
+
+
+def with_what_it_needs(
+    use: Callable[[Place, str], None],
+    caller: Caller,
+    machine_for: MachineFor,
+    user: str = USER,
+    devices: tuple[str, ...] = STAND_IN,
+) -> None:
+    """Test the caller with the broker's defaults, and again with `user_allow_other` if the broker refused allow_other.
+
+    `use` gets the text that the table shows if the test succeeds.
+    """
+    place = place_for(caller, machine_for, user, devices)
+    try:
+        use(place, table.YES)
+    except (AssertionError, CommandFailed):
+        if not place.was_refused_allow_other:
+            raise
+        use(place_for(caller, machine_for, user, devices, user_allow_other=True), table.NEEDS)
 
 
 def check_read(place: Place) -> None:
@@ -52,17 +81,19 @@ def check_write(place: Place) -> None:
 
 @each()
 def test_as_a_user(caller: Caller, machine_for: MachineFor, seen: Seen) -> None:
-    place = place_for(caller, machine_for)
-    with seen.cell(caller.name, table.READ):
-        program = place.start(caller.serve)
-        check_read(place)
-    if caller.written:
-        with seen.cell(caller.name, table.WRITTEN):
-            check_write(place)
-    with seen.cell(caller.name, table.UNMOUNT):
-        place.unmount()
-        assert program.wait(timeout=20) == 0
-    seen.cells[caller.name][table.VERSION] = version_of(place)
+    def use(place: Place, works: str) -> None:
+        with seen.cell(caller.name, table.READ, works):
+            program = place.start(caller.serve)
+            check_read(place)
+        if caller.written:
+            with seen.cell(caller.name, table.WRITTEN, works):
+                check_write(place)
+        with seen.cell(caller.name, table.UNMOUNT, works):
+            place.unmount()
+            assert program.wait(timeout=20) == 0
+        seen.cells[caller.name][table.VERSION] = version_of(place)
+
+    with_what_it_needs(use, caller, machine_for)
 
 
 def version_of(place: Place) -> str:
@@ -87,15 +118,17 @@ def test_as_root(caller: Caller, machine_for: MachineFor, seen: Seen) -> None:
 
 @each(lambda caller: caller.stop)
 def test_stopped_by_a_signal(caller: Caller, machine_for: MachineFor, seen: Seen) -> None:
-    place = place_for(caller, machine_for)
-    with seen.cell(caller.name, table.STOP):
-        stop(place)
-        wait_until(lambda: not place.is_mounted())
+    def use(place: Place, works: str) -> None:
+        with seen.cell(caller.name, table.STOP, works):
+            stop(place)
+            wait_until(lambda: not place.is_mounted())
+
+    with_what_it_needs(use, caller, machine_for)
 
 
 @each(lambda caller: caller.stop)
 def test_stopped_by_a_signal_as_root(caller: Caller, machine_for: MachineFor, seen: Seen) -> None:
-    """Whether the mount is gone then is the caller's affair; that it can be removed is ours."""
+    """Whether the mount is gone after the signal depends on the caller; our part is that it can be unmounted."""
     place = place_for(caller, machine_for, ROOT)
     with seen.cell(caller.name, table.ROOT_STOP):
         stop(place)
@@ -106,7 +139,7 @@ def test_stopped_by_a_signal_as_root(caller: Caller, machine_for: MachineFor, se
 
 
 def stop(place: Place) -> None:
-    """Start the caller, and have a signal end it."""
+    """Start the caller, and end it with a signal."""
     assert place.caller.stop is not None
     place.start(place.caller.serve)
     check_read(place)
@@ -116,43 +149,50 @@ def stop(place: Place) -> None:
 
 @each(lambda caller: caller.background)
 def test_in_the_background(caller: Caller, machine_for: MachineFor, seen: Seen) -> None:
-    place = place_for(caller, machine_for)
-    with seen.cell(caller.name, table.BACKGROUND):
-        place.run(caller.background)
-        check_read(place)
-        place.unmount()
-        wait_until(lambda: not place.machine.processes())
+    def use(place: Place, works: str) -> None:
+        with seen.cell(caller.name, table.BACKGROUND, works):
+            place.run(caller.background)
+            check_read(place)
+            place.unmount()
+            wait_until(lambda: not place.machine.processes())
+
+    with_what_it_needs(use, caller, machine_for)
 
 
 @each(lambda caller: caller.auto_unmount)
 def test_auto_unmount(caller: Caller, machine_for: MachineFor, seen: Seen) -> None:
-    place = place_for(caller, machine_for)
-    with seen.cell(caller.name, table.AUTO_UNMOUNT):
-        for stopped_by in (signal.SIGTERM, signal.SIGKILL):
-            place.start(f"{caller.serve} {caller.auto_unmount}")
-            check_read(place)
-            assert len(place.machine.helpers()) == 1
-            place.send(stopped_by)
-            wait_until(lambda: not place.is_mounted())
-            wait_until(lambda: not place.machine.processes())
+    def use(place: Place, works: str) -> None:
+        with seen.cell(caller.name, table.AUTO_UNMOUNT, works):
+            for stopped_by in (signal.SIGTERM, signal.SIGKILL):
+                place.start(f"{caller.serve} {caller.auto_unmount}")
+                check_read(place)
+                assert len(place.machine.helpers()) == 1
+                place.send(stopped_by)
+                wait_until(lambda: not place.is_mounted())
+                wait_until(lambda: not place.machine.processes())
+
+    with_what_it_needs(use, caller, machine_for)
 
 
 @each()
 def test_without_dev_fuse(caller: Caller, machine_for: MachineFor, seen: Seen) -> None:
-    place = place_for(caller, machine_for, devices=NO_DEVICE)
     serve = {PLAIN: caller.serve, BOTH: f"{caller.serve} {caller.auto_unmount}"}
-    if not caller.gives_up:
-        with seen.cell(caller.name, table.DEVICE, "not needed"):
-            mount_and_unmount(place, caller.serve)
-        return
-    with seen.cell(
-        caller.name, table.DEVICE, "needed" if caller.needs_device == BOTH else "needed without auto_unmount"
-    ):
-        check_gives_up(place, caller.serve)
-        if caller.auto_unmount and caller.needs_device == BOTH:
-            check_gives_up(place, serve[BOTH])
-        elif caller.auto_unmount:
-            mount_and_unmount(place, serve[BOTH])
+
+    def use(place: Place, _works: str) -> None:
+        if not caller.gives_up:
+            with seen.cell(caller.name, table.DEVICE, "not needed"):
+                mount_and_unmount(place, caller.serve)
+            return
+        with seen.cell(
+            caller.name, table.DEVICE, "needed" if caller.needs_device == BOTH else "needed without auto_unmount"
+        ):
+            check_gives_up(place, caller.serve)
+            if caller.auto_unmount and caller.needs_device == BOTH:
+                check_gives_up(place, serve[BOTH])
+            elif caller.auto_unmount:
+                mount_and_unmount(place, serve[BOTH])
+
+    with_what_it_needs(use, caller, machine_for, devices=NO_DEVICE)
 
 
 def mount_and_unmount(place: Place, command: str) -> None:
@@ -195,7 +235,7 @@ def test_several_mounts_at_once(caller: Caller, machine_for: MachineFor) -> None
 
 
 def test_the_table_is_what_was_seen(seen: Seen) -> None:
-    """The last one of this module, for it judges all others."""
+    """Runs last in this module, because it compares the results of all other tests."""
     if os.environ.get(table.WRITE):
         assert seen.is_whole(), "the file is written only when all callers were run"
         table.write(seen.cells)

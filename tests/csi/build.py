@@ -1,4 +1,4 @@
-"""csi-sanity of kubernetes-csi/csi-test, and the official csi.proto: as the Go module proxy has them, in the cache."""
+"""csi-sanity of kubernetes-csi/csi-test, and the official csi.proto: from the Go module proxy, in the cache."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SPECIFICATIONS = ("v1.12.0", "v1.13.0")
-"""The versions of CSI whose csi.proto is there: the last one with VolumeCondition, and that with VolumeHealth."""
+"""The versions of CSI whose csi.proto is in the tree: the last with VolumeCondition, and the one with VolumeHealth."""
 
 _MODULE = "github.com/container-storage-interface/spec"
-# Debian's compiler gets the newer one that go.mod names, by the module proxy, too.
+# Debian's compiler downloads the newer one that go.mod names, also through the module proxy.
 _DOWNLOAD = f"""cd /source && export GOTOOLCHAIN=auto && go mod download &&
     for version in {" ".join(SPECIFICATIONS)}; do go mod download {_MODULE}@$version || exit; done"""
 _BUILD = f"""cd /source && export GOTOOLCHAIN=auto CGO_ENABLED=0 && mkdir /out &&
@@ -31,7 +31,7 @@ def csi_sanity() -> Path:
 
 
 def official_proto(version: str) -> Path:
-    """Return csi.proto of that version of CSI, one of SPECIFICATIONS. Raises NotReachable."""
+    """Return csi.proto of this version of CSI, one of SPECIFICATIONS. Raises NotReachable."""
     return _built() / f"csi-{version}.proto"
 
 

@@ -1,4 +1,4 @@
-"""What the tests of CSI share: programs and files that the Go module proxy has."""
+"""Fixtures for the tests of CSI: programs and files from the Go module proxy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def csi_sanity() -> Path:
-    """The executable; if it can't be downloaded, the test is not run, which in CI is a failure."""
+    """The csi-sanity executable; if the download fails, the test is not run, which in CI is a failure."""
     try:
         return build.csi_sanity()
     except NotReachable as error:
@@ -26,6 +26,6 @@ def csi_sanity() -> Path:
 
 @pytest.fixture(scope="session")
 def official_protos(csi_sanity: Path) -> dict[str, Path]:
-    """csi.proto by the version of CSI."""
+    """The official csi.proto files, by version of CSI."""
     assert csi_sanity.exists()
     return {version: build.official_proto(version) for version in build.SPECIFICATIONS}

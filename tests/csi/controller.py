@@ -1,8 +1,8 @@
-"""The controller that csi-sanity needs to have volumes at all, in front of the real node plugin, which has none.
+"""A controller in front of the real node plugin, which has none: csi-sanity needs one to create volumes.
 
-Volumes of this driver are written into manifests by people; csi-sanity wants to create them. So it is given an endpoint
-that answers for a controller itself, says that there is one, and hands on all that is asked of the node plugin, byte
-for byte, in both directions.
+Administrators write this driver's volumes into manifests; csi-sanity wants to create them. So it gets an endpoint that
+implements a controller itself, advertises it, and forwards all other calls to the node plugin, byte for byte, in both
+directions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Controller:
-    """Serves on the socket `path`, in front of the plugin on `plugin`; `official` describes all of CSI."""
+    """A server on the socket `path`, in front of the plugin on `plugin`; `official` describes all of CSI."""
 
     def __init__(self, path: Path, plugin: Path, official: list[FileDescriptorProto]) -> None:
         self._messages = _messages(official)
@@ -81,7 +81,7 @@ class Controller:
 
 
 class _Handlers(grpc.GenericRpcHandler):
-    """Serves every method with what `behaviour` returns for its name, in bytes."""
+    """A handler that serves each method with the function on bytes that `behaviour` returns for its name."""
 
     def __init__(self, behaviour: Callable[[str], Callable[[bytes, Any], bytes]]) -> None:
         self._behaviour = behaviour
@@ -91,7 +91,7 @@ class _Handlers(grpc.GenericRpcHandler):
 
 
 def _messages(official: list[FileDescriptorProto]) -> Callable[[str], Any]:
-    """Return what returns the class of a message of CSI."""
+    """Return a function from the name of a CSI message to its class."""
     pool = descriptor_pool.DescriptorPool()
     for file in official:
         pool.AddSerializedFile(file.SerializeToString())

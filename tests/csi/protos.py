@@ -1,4 +1,4 @@
-"""Descriptions of .proto files, as the compiler of grpcio-tools makes them."""
+"""Descriptors of .proto files, from the compiler of grpcio-tools."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _WELL_KNOWN = Path(protoc.__file__).parent / "_proto"
 
 
 def described(root: Path, name: str) -> FileDescriptorProto:
-    """Return what the file `name`, a path below `root`, declares."""
+    """Return the descriptor of the file `name`, a path below `root`."""
     return described_with_imports(root, name)[-1]
 
 
 def described_with_imports(root: Path, name: str) -> list[FileDescriptorProto]:
-    """Return what that file declares, after all that it imports."""
+    """Return the descriptor of this file, preceded by those of all its imports."""
     with tempfile.TemporaryDirectory() as directory:
         output = Path(directory) / "set"
         arguments = [f"-I{root}", f"-I{_WELL_KNOWN}", "--include_imports", f"--descriptor_set_out={output}", name]

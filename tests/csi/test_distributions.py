@@ -1,6 +1,6 @@
-"""The CSI plugin with the Python, gRPC and protobuf that distributions have: its own tests, run in their containers.
+"""Test the CSI plugin with the Python, gRPC and protobuf of distributions: run its own tests in their containers.
 
-Debian 12 and 13 have gRPC 1.51 and protobuf 3.21, which are older than what pip gets; 13 has a newer Python, too.
+Debian 12 and 13 have gRPC 1.51 and protobuf 3.21, which are older than pip's; 13 also has a newer Python.
 """
 
 from __future__ import annotations
@@ -23,23 +23,33 @@ PACKAGES = (
     "python3-pyxattr",
     "python3-seccomp",
     "python3-systemd",
-    # of the tests
+    # for the tests
     "python3-hypothesis",
     "python3-pytest",
 )
 
 
-@pytest.mark.parametrize("suite", ["bookworm", "trixie"])
+SUITES = ("bookworm", "trixie")
+
+
+def recipe(suite: str) -> DebianRecipe:
+    return DebianRecipe(f"grpc-{suite}", PACKAGES, suite)
+
+
+@pytest.mark.parametrize("suite", SUITES)
 def test_the_plugin_works_with_what_debian_has(suite: str) -> None:
-    image = image_tag(DebianRecipe(f"grpc-{suite}", PACKAGES, suite))
+    image = image_tag(recipe(suite))
     parts = ("broker", "docs", "fusermount3_proxy", "tests", "setup.cfg")
     volumes = [Volume(ROOT / name, f"/source/{name}") for name in parts]
     with Container(image, options=Options(volumes=volumes)) as container:
         version = "import google.protobuf as protobuf, grpc; print(grpc.__version__, protobuf.__version__)"
         assert container.exec(["python3", "-c", version]).stdout == "1.51.1 4.21.12\n"
-        # So that the process finds its modules, which takes nothing from its environment.
-        container.exec(["sh", "-c", "echo /source > /usr/lib/python3/dist-packages/source.pth"])
-        tests = ["tests/unit/test_csi_plugin.py", "tests/unit/test_csi_volume.py", "tests/unit/test_csi_settings.py"]
+        # Lets the process find its modules: it takes nothing from its environment.
+        container.exec(["sh", "-c", "printf '/source\\n/source/broker\\n' > /usr/lib/python3/dist-packages/source.pth"])
+        tests = [
+            f"tests/unit/{name}.py"
+            for name in ("csi/test_plugin", "csi/test_volume_requests", "messages/test_csi_settings")
+        ]
         said = container.exec(
             ["python3", "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
             workdir="/source",

@@ -1,6 +1,6 @@
-"""csi.proto declares what the official ones do: every message whole, by the same names, numbers and types.
+"""Test that csi.proto matches the official files: every message whole, with the same names, numbers and types.
 
-Two versions count: the last one with VolumeCondition, and the one after it, which has VolumeHealth instead.
+It is compared with two versions: the last one with VolumeCondition, and the next one, which has VolumeHealth instead.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).parents[2]
 
-#: What there is no more in the newer version.
+#: Declarations that the newer version lacks.
 TAKEN_AWAY = {
     "csi.v1.VolumeCondition",
     "csi.v1.VolumeCondition.abnormal",
@@ -28,12 +28,12 @@ TAKEN_AWAY = {
 
 @pytest.fixture(scope="module")
 def ours() -> dict[str, str]:
-    return declared(described(ROOT, "broker/csi/csi.proto"))
+    return declared(described(ROOT / "broker", "fusermount3_broker/csi/csi.proto"))
 
 
 @pytest.fixture(scope="module")
 def official(official_protos: dict[str, Path]) -> list[dict[str, str]]:
-    """What the older and the newer version declare."""
+    """The declarations of the older and of the newer version."""
     older, newer = (
         declared(described(official_protos[version].parent, official_protos[version].name))
         for version in ("v1.12.0", "v1.13.0")
@@ -67,12 +67,12 @@ def test_every_method_is_the_official_one(ours: dict[str, str], official: list[d
 
 
 def numbered(declared: dict[str, str]) -> dict[tuple[str, str], str]:
-    """Return the names of fields and values by where they are declared, and by which number."""
+    """Return the names of fields and values, keyed by the name of the parent and the number."""
     return {(_parent(name), what.split()[0]): name for name, what in declared.items() if what[0].isdigit()}
 
 
 def declared(file: FileDescriptorProto) -> dict[str, str]:
-    """Return what is declared by which full name: of a field its number, label, type, and of which choice it is."""
+    """Return all declarations by full name; a field's has its number, label and type, and the name of its oneof."""
     found: dict[str, str] = {}
     for message in file.message_type:
         _declared_in(message, file.package, found)

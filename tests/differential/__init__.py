@@ -1,15 +1,14 @@
-"""The genuine fusermount3 and the proxy get the same calls, and everything that a caller can see is compared.
+"""Compare the genuine fusermount3 with the proxy: both get the same calls, and all visible results are compared.
 
 Read in this order:
 
-- `model`       a `Case` is one call with its surroundings, an `Observation` is what came of it;
-- `worker`      runs cases: a small process in namespaces of its own, one beside the genuine helper, one beside the
-  proxy;
-- `sides`       starts the workers, and the brokers that answer the proxy, and puts a case to both sides;
+- `model`       a `Case` is one call with its surroundings, an `Observation` is its result, as far as a caller sees it;
+- `worker`      runs cases: a small process in its own namespaces, one with the genuine helper, one with the proxy;
+- `sides`       starts the workers, and the brokers that serve the proxy, and runs a case on both sides;
 - `corpus`      every case of the contract that can be provoked;
-- `grammar`     what hypothesis generates argument vectors and option strings from;
-- `deviations`  the one table of what is different on purpose. Whatever is not in it is a failure, and so is what is
-  in it and is not different any more.
+- `grammar`     the argument vectors and option strings that hypothesis generates;
+- `deviations`  the single table of intended differences. A difference that is not in the table is a failure, and so is
+  an entry that no longer occurs.
 
 The genuine helper is that of Debian's releases, setuid root in a root filesystem of its release.
 """

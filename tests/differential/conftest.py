@@ -1,4 +1,4 @@
-"""The brokers run once a session, a pair of workers once for each release of Debian."""
+"""Fixtures: the brokers, started once a session, and a pair of workers for each release of Debian."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def place() -> Iterator[Place]:
 
 @pytest.fixture(scope="session")
 def pair_of(place: Place) -> Iterator[Callable[[Genuine], Pair]]:
-    """Return the function that gives the pair for a release, and starts it when it is first asked for."""
+    """Return a function that returns the pair for a release, and starts it on the first call."""
     with contextlib.ExitStack() as stack:
         pairs: dict[Genuine, Pair] = {}
 
@@ -41,6 +41,6 @@ def pair_of(place: Place) -> Iterator[Callable[[Genuine], Pair]]:
 
 @pytest.fixture(params=GENUINE, ids=str)
 def sides(request: pytest.FixtureRequest, pair_of: Callable[[Genuine], Pair]) -> Pair:
-    """The genuine helper of each release, and the proxy."""
+    """The workers for the genuine helper of each release and for the proxy."""
     genuine: Genuine = request.param
     return pair_of(genuine)

@@ -1,6 +1,6 @@
 """Every case of the contract that can be provoked, by name.
 
-The names say what is done; what must come of it, the genuine helper says.
+A name describes the call; the genuine helper defines the expected result.
 """
 
 from __future__ import annotations
@@ -133,13 +133,14 @@ def comm_sockets() -> dict[str, Case]:
         "a datagram socket": mount(b"", comm=Comm.DGRAM),
         "a socket whose peer is gone": mount(b"", comm=Comm.PEERLESS),
         "a file in its place": mount(b"", comm=Comm.FILE, **SINCE_COMM),
-        "nothing in its place": mount(b"", comm=Comm.CLOSED, **TARGET),
+        "nothing in its place": mount(b"", comm=Comm.CLOSED),
     }
     cases["no _FUSE_COMMFD"] = mount(b"", environment=())
     for text in (b"", b" 3", b"+3", b"03", b"0x3", b"3 ", b"3x", b"x", b"4294967299", b"9" * 30):
         cases[f"_FUSE_COMMFD={text.decode()!r}"] = mount(b"", environment=((b"_FUSE_COMMFD", text),), **SINCE_COMM)
     for text in (b"-1", b"-0", b"99", b"2147483648", b"9" * 18):
-        cases[f"_FUSE_COMMFD={text.decode()!r}"] = mount(b"", environment=((b"_FUSE_COMMFD", text),), **TARGET)
+        since = SINCE_COMM if text == b"-0" else {}
+        cases[f"_FUSE_COMMFD={text.decode()!r}"] = mount(b"", environment=((b"_FUSE_COMMFD", text),), **since)
     cases["_FUSE_COMMFD of standard output"] = mount(b"", environment=((b"_FUSE_COMMFD", b"1"),), **SINCE_COMM)
     cases["_FUSE_COMMFD of closed standard input"] = mount(
         b"", environment=((b"_FUSE_COMMFD", b"0"),), closed=(0,), **SINCE_COMM
@@ -262,7 +263,7 @@ LISTS = (
     *(b"rw,nosuid,nodev,noatime,max_read=131072,fsname=me@host:,subtype=sshfs", b"rw,fsname=a,default_permissions"),
     *(b"ro,noexec,noatime,nodiratime,sync,dirsync,lazytime,default_permissions,max_read=4096,fsname=a,subtype=b",),
 )
-#: What only 3.17 and later have: ``x-`` options, and commas at either end.
+#: Lists that only 3.17 and later accept: ``x-`` options, and commas at either end.
 NEWER_LISTS = (
     *(
         b",",
@@ -349,7 +350,7 @@ def options() -> dict[str, Case]:
 
 
 def filler(size: int) -> bytes:
-    """Return options that take so many bytes of mount data."""
+    """Return options that take this many bytes of mount data."""
     return b",".join([b"max_read=7"] * (size // 11 - 1) + [b"max_read=" + b"0" * (size % 11 + 1) + b"7"])
 
 
@@ -406,11 +407,13 @@ def mountpoints() -> dict[str, Case]:
     cases = {}
     for path in KINDS:
         cases[f"mount on {shown(path)}"] = mount(b"", path)
-        if path not in (b"/", b"//", b"..", b"../"):  # which would take the sandbox away
-            follows_links = TARGET if path.startswith((b"link", b"dangling", b"loop")) else {}
-            cases[f"root: mount on {shown(path)}"] = mount(b"", path, uid=ROOT, **follows_links)
+        if path not in (b"/", b"//", b"..", b"../"):  # these would remove the sandbox
+            cases[f"root: mount on {shown(path)}"] = mount(b"", path, uid=ROOT)
         cases[f"unmount {shown(path)}"] = unmount(path)
         cases[f"root: unmount {shown(path)}"] = unmount(path, uid=ROOT)
+    for path in (b"/proc/self/fd", b"/proc/self/map_files", b"/proc/thread-self/fd", b"/proc/self/fd/"):
+        cases[f"mount on {shown(path)}"] = mount(b"", path)  # with other paths, messages contain the helper's own PID
+        cases[f"root: mount on {shown(path)}"] = mount(b"", path, uid=ROOT)
     for name in (
         b"a b",
         b"a\nb",
@@ -456,7 +459,7 @@ def mountpoints() -> dict[str, Case]:
 
 
 def deep_path(length: int) -> bytes:
-    """Return a relative path of that many bytes, in components of 200."""
+    """Return a relative path of this many bytes, in components of 200."""
     path = b"/".join([b"d" * 200] * (length // 201))
     return path + b"/" + b"e" * (length - len(path) - 1)
 
@@ -552,7 +555,7 @@ def unmounts() -> dict[str, Case]:
 
 
 def watchers() -> dict[str, Case]:
-    """The FUSE program ends with its comm socket, as programs do."""
+    """Return cases in which the FUSE program closes its comm socket when it ends, as programs do."""
     cases = {}
     for kind in (Comm.STREAM, Comm.SEQPACKET):
         cases[f"auto_unmount, {kind.value}"] = mount(b"auto_unmount", comm=kind, **SINCE_LONG)
@@ -586,7 +589,7 @@ def watchers() -> dict[str, Case]:
 
 
 def deviating() -> dict[str, Case]:
-    """Cases that are here for the sake of a deviation."""
+    """Return cases that exist only as examples of a deviation."""
     no_mtab = Step("unlink", (b"/etc/mtab",))
     return {
         "a uid that passwd doesn't know mounts": mount(b"", b"open", uid=STRANGER),
@@ -631,7 +634,7 @@ def corpus() -> dict[str, Case]:
     return cases
 
 
-#: Flags that are younger than 3.14.0, by the release of Debian's that has them first.
+#: Flags that are newer than 3.14.0, with the first release among Debian's that has them.
 YOUNGER = {
     **dict.fromkeys(
         (b"nodiratime", b"diratime", b"norelatime", b"relatime", b"nostrictatime", b"strictatime"), (3, 17)
@@ -641,7 +644,7 @@ YOUNGER = {
 
 
 def oldest(case: Case) -> tuple[int, int]:
-    """Return the first release that knows the options of the case."""
+    """Return the first release that has the options of the case."""
     items = [item for argument in case.argv for item in argument.split(b",")]
     return max((YOUNGER.get(item, (3, 14)) for item in items), default=(3, 14))
 

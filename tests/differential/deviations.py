@@ -1,7 +1,7 @@
-"""What the proxy does differently on purpose: the one table, and the comparison that knows it.
+"""The intended differences of the proxy: the single table, and the comparison that accounts for it.
 
-A deviation takes its difference away from a pair of observations, if it is there and looks exactly as it should. Two
-observations agree when nothing is left. docs/compatibility.md has the same table for people.
+A deviation removes its difference from a pair of observations, if the difference occurs and looks exactly as expected.
+Two observations agree when no difference remains. docs/compatibility.md has the same table for human readers.
 """
 
 from __future__ import annotations
@@ -17,32 +17,36 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Pair = tuple[Observation, Observation]
-"""What the genuine helper did, and what the proxy did."""
+"""The results of the genuine helper and of the proxy."""
 
 
 @dataclass(frozen=True)
 class Deviation:
-    """`example` is a case of the corpus in which it occurs; `take_away` returns the pair without it."""
+    """`example` is a case of the corpus in which it occurs; `take_away` returns the pair without it.
+
+    If the release whose behaviour the proxy imitates behaves the same, `release` is an older one that doesn't.
+    """
 
     name: str
     reason: str
     example: str
     take_away: Callable[[Case, Observation, Observation], Pair]
+    release: tuple[int, int] = (3, 18)
 
 
 def disagreement(case: Case, genuine: Observation, proxy: Observation, without: str = "") -> Pair | None:
-    """Return what is left of the two when all deviations but the one named `without` are taken away, if they differ."""
+    """Return the pair without all deviations but the one named `without`, or None if its observations then agree."""
     for deviation in DEVIATIONS:
         if deviation.name != without:
             genuine, proxy = deviation.take_away(case, genuine, proxy)
     return None if genuine == proxy else (genuine, proxy)
 
 
-# What the differences look like ----------------------------------------------------------------------------------
+# Appearance of the differences -----------------------------------------------------------------------------------
 
 
 def says(case: Case, observation: Observation, pattern: bytes) -> bool:
-    """Whether all that it prints is this one message, but for warnings."""
+    """Whether this one message is its entire output, apart from warnings."""
     warnings = rb"(?:%b: (?:unsafe option|note:)[^\n]*\n)*" % re.escape(case.argv[0])
     message = rb"%b: %b\n" % (re.escape(case.argv[0]), pattern)
     return re.fullmatch(warnings + message, observation.stderr, re.DOTALL) is not None
@@ -184,6 +188,25 @@ def sync_init(case: Case, genuine: Observation, proxy: Observation) -> Pair:
     return genuine, proxy
 
 
+def roots_symlink(case: Case, genuine: Observation, proxy: Observation) -> Pair:
+    """Releases before 3.18 report the root of the filesystem to the kernel as a symlink, which the kernel refuses."""
+    found = refuses(case, genuine, rb"mount failed: (Transport endpoint is not connected)")
+    nothing = refuses(case, genuine, rb"mount failed: (No such file or directory|Too many levels of symbolic links)")
+    told = refuses(case, proxy, rb"failed to access mountpoint .*: (No such file or .*|Too many levels of .*)")
+    if case.uid == ROOT and ((found and succeeds(proxy)) or (nothing and told)):
+        return proxy, proxy
+    return genuine, proxy
+
+
+def closed_comm_socket(case: Case, genuine: Observation, proxy: Observation) -> Pair:
+    """3.14 notices only after it has mounted, 3.17 prints another message."""
+    if not refuses(case, proxy, rb"fstat of comm fd -?[0-9]+ failed: Bad file descriptor") or genuine.status != 1:
+        return genuine, proxy
+    told = refuses(case, genuine, rb"file descriptor -?[0-9]+ is not a socket, can't send fuse fd")
+    late = re.fullmatch(rb"sending file descriptor: [^\n]*\n", genuine.stderr) is not None
+    return (proxy, proxy) if told or late else (genuine, proxy)
+
+
 def escaped_type(_: Case, genuine: Observation, proxy: Observation) -> Pair:
     escaped = any(b"\\043" in line.type for line in genuine.mounts)
     if escaped and proxy.watched and genuine.mounts == genuine.mounts_at_end and not proxy.mounts_at_end:
@@ -208,7 +231,7 @@ def roots_auto_unmount(case: Case, genuine: Observation, proxy: Observation) -> 
 
 DEVIATIONS = (
     Deviation(
-        "request id",
+        "request ID",
         "a refusal by the broker is followed by the line that names it in the broker's log",
         "options: -o foo",
         request_id,
@@ -308,6 +331,20 @@ DEVIATIONS = (
         "libfuse 3.19 asks for it first; and unlike 3.19 the proxy reports every failure in the status",
         "deviating: --sync-init",
         sync_init,
+    ),
+    Deviation(
+        "symlink as root's mountpoint",
+        "3.18 mounts on what the link leads to, as for everybody else; older releases fail",
+        "mountpoint: root: mount on link",
+        roots_symlink,
+        release=(3, 17),
+    ),
+    Deviation(
+        "closed _FUSE_COMMFD",
+        "3.18 looks before it mounts; 3.14 leaves a mount behind that nobody serves",
+        "comm socket: nothing in its place",
+        closed_comm_socket,
+        release=(3, 14),
     ),
     Deviation(
         "subtype with a #",

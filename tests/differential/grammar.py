@@ -1,4 +1,4 @@
-"""What argument vectors, option strings and paths are generated from: the words of the contract, and noise."""
+"""Strategies for argument vectors, option strings and paths: the words of the contract, and noise."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ values = st.one_of(
 
 
 def flags(release: tuple[int, int]) -> st.SearchStrategy[bytes]:
-    """Flags that the release has."""
+    """Return a strategy for the flags that the release has."""
     return st.sampled_from([flag for flag in (*FLAGS, *NEWER_FLAGS) if YOUNGER.get(flag, (3, 14)) <= release])
 
 
 def option_strings(release: tuple[int, int]) -> st.SearchStrategy[bytes]:
-    """Mostly what a FUSE library would send, sometimes what it would not."""
+    """Return a strategy for options: usually as a FUSE library would send them, sometimes not."""
     good = st.one_of(flags(release), values, st.sampled_from(VALUES))
     odd = [st.sampled_from(REFUSED), st.sampled_from((b"suid", b"dev", b"blkdev", b"allow_other"))]
     if release >= (3, 17):
@@ -47,7 +47,7 @@ def option_strings(release: tuple[int, int]) -> st.SearchStrategy[bytes]:
 
 
 def trips(text: bytes) -> bool:
-    """Whether older releases stumble over it: a comma in front, ``x-``, a source that mount(8) takes for an option."""
+    """Whether older releases mishandle it: a leading comma, ``x-``, or a source that mount(8) takes for an option."""
     return text.startswith(b",") or b"x-" in text or b"=-" in text
 
 
@@ -83,7 +83,7 @@ words = (
     *(b"dir", b"other", b"file", b"nowhere", b"/work/other", b"dir/", b"ro", b"foo", b"ro,noexec", b"3", b"9", b"x"),
 )
 long_options = (b"unmount", b"lazy", b"quiet", b"help", b"version", b"options", b"auto-unmount", b"comm-fd")
-#: Abbreviations; the first letters of --sync-init are left out, with which the proxy waits for the FUSE program.
+#: Abbreviations, without the first letters of --sync-init, with which the proxy waits for the FUSE program.
 long_words = st.builds(
     lambda name, length, value: b"--" + name[:length] + value,
     st.sampled_from((*long_options, b"foo", b"optionsx")),
@@ -97,7 +97,7 @@ programs = st.sampled_from((PROGRAM, PROGRAM, b"/usr/bin/fusermount3", b"x\ny"))
 
 
 def invocations() -> st.SearchStrategy[Case]:
-    """Any arguments, where something is mounted already; for the newest release, which has all options."""
+    """Return a strategy for any arguments, with an existing mount; for the newest release, which has all options."""
     return st.builds(
         lambda program, arguments, uid: Case(
             (program, *arguments), uid, setup=(mounted(b"other", uid=uid), Step("die"))
@@ -148,13 +148,13 @@ paths = st.builds(
 
 
 def spares_the_root(path: bytes) -> bool:
-    """Whether root may mount there without taking the sandbox away. The links of the tree stay on their level."""
+    """Whether root may mount there without removing the sandbox. The links of the tree stay on their level."""
     return posixpath.normpath(posixpath.join(WORK, path)) not in (b"/", b"//")
 
 
 def places() -> st.SearchStrategy[Case]:
-    """Mounting and unmounting anywhere in the tree."""
-    setup = (mounted(b"file"),)  # not a directory: nobody serves it, and who entered it would wait for ever
+    """Return a strategy for mounts and unmounts anywhere in the tree."""
+    setup = (mounted(b"file"),)  # not a directory: no program serves it, and a process that entered it would hang
     return st.one_of(
         st.builds(lambda path: mount(b"", path), paths),
         st.builds(lambda path: mount(b"", path, uid=ROOT), paths.filter(spares_the_root)),

@@ -1,4 +1,4 @@
-"""What is put to both sides and what comes back: plain values that travel to the workers and compare with ``==``."""
+"""Cases and observations: plain values that are sent to the workers and back, and compare with ``==``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORK = b"/work"
 
 
 class Comm(Enum):
-    """What the caller has as descriptor 3."""
+    """The kind of descriptor 3 that the caller has."""
 
     STREAM = "a stream socket"
     SEQPACKET = "a seqpacket socket"
@@ -29,7 +29,7 @@ class Comm(Enum):
 
 
 class Policy(Enum):
-    """What the administrator allows: in fuse.conf, and for the proxy in the broker's configuration."""
+    """The administrator's settings: in fuse.conf, and for the proxy in the broker's configuration."""
 
     DEFAULT = "default"
     ALLOW_OTHER = "allow-other"
@@ -55,7 +55,7 @@ POLICIES = {
 
 @dataclass(frozen=True)
 class Step:
-    """Something that happened before the call: the name of a function of `worker.STEPS`, and its arguments."""
+    """An event before the call: the name of a function of `worker.STEPS`, and its arguments."""
 
     name: str
     arguments: tuple[bytes | int, ...] = ()
@@ -63,11 +63,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Case:
-    """One call of the helper. `argv` has the program's name in it.
+    """One call of the helper. `argv` includes the program's name.
 
-    `environment` is all there is of it. `closed` are descriptors below 3 that the caller has closed. With
+    `environment` is the entire environment. `closed` are descriptors below 3 that the caller has closed. With
     `cwd_deleted` the working directory is removed before the call. `since` is the release whose behaviour the proxy
-    has here; older ones are not asked.
+    imitates here; the case doesn't run with older ones.
     """
 
     argv: tuple[bytes, ...]
@@ -84,7 +84,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Message:
-    """What arrived on the comm socket: the bytes, and the target and the open flags of each descriptor."""
+    """A message on the comm socket: its bytes, and the target and the open flags of each descriptor."""
 
     data: bytes
     descriptors: tuple[tuple[bytes, int], ...]
@@ -92,7 +92,7 @@ class Message:
 
 @dataclass(frozen=True)
 class MountLine:
-    """A line of mountinfo, without the numbers that differ from run to run."""
+    """A line of mountinfo, without the numbers that vary between runs."""
 
     root: bytes
     mountpoint: bytes
@@ -104,11 +104,11 @@ class MountLine:
 
 @dataclass(frozen=True)
 class Observation:
-    """All that a caller can see of a call.
+    """Everything that a caller can see of a call.
 
-    `status` is negative for death by a signal, and that of the watcher's end where it became one: `watched` is the
-    watcher's name then, and `mounts` those while it watched; `mounts_at_end` are those that are left when all is over.
-    `processes` are the names of those that are left.
+    `status` is negative for death by a signal. If the helper became a watcher, `status` is the watcher's, `watched` is
+    its name, and `mounts` are the mounts while it watched; `mounts_at_end` are the mounts that remain after everything
+    has ended. `processes` are the names of the processes that remain.
     """
 
     status: int | None

@@ -1,7 +1,7 @@
-"""Both sides: the workers, what they work in, and the brokers that answer the proxy.
+"""Both sides: the workers, their root filesystems, and the brokers that serve the proxy.
 
-The root filesystems come from the lab's cache and are unpacked once a session. A `Pair` puts a case to both sides at
-the same time and gives back what was observed on each.
+The root filesystems come from the lab's cache and are unpacked once a session. A `Pair` runs a case on both sides at
+the same time and returns both observations.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 from tests.differential import worker
 from tests.differential.model import POLICIES, Case, Observation, Policy
 from tests.lab.broker import PROXY, Broker
-from tests.lab.cache import Cache
 from tests.lab.commands import run
-from tests.lab.images import ROOTFS, DebianRecipe, build_rootfs
+from tests.lab.images import DebianRecipe, rootfs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +28,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Genuine:
-    """A release of Debian, and of which release the fusermount3 in it is."""
+    """A release of Debian, and the release of its fusermount3."""
 
     suite: str
     release: tuple[int, int]
@@ -43,14 +42,16 @@ TARGET = GENUINE[-1]
 """The release whose behaviour is the proxy's."""
 
 
+def recipe(genuine: Genuine) -> DebianRecipe:
+    return DebianRecipe(f"fuse3-{genuine.suite}", ("passwd", "fuse3"), genuine.suite)
+
+
 def unpack(genuine: Genuine, directory: Path) -> None:
-    """Put the root filesystem of that release of Debian into `directory`, without what no program needs."""
-    recipe = DebianRecipe(f"fuse3-{genuine.suite}", ("passwd", "fuse3"), genuine.suite)
-    entry = Cache().entry(f"rootfs-{recipe.name}", recipe.key(), lambda path: build_rootfs(recipe, path / ROOTFS))
+    """Unpack the root filesystem of this release of Debian into `directory`, without files that no program needs."""
     tree = directory / genuine.suite
     tree.mkdir()
     left_out = [f"--exclude=./{path}" for path in ("dev/*", "usr/share", "usr/sbin", "var")]
-    run(["tar", "--extract", "--file", entry / ROOTFS, "--directory", tree, *left_out], timeout=300)
+    run(["tar", "--extract", "--file", rootfs(recipe(genuine)), "--directory", tree, *left_out], timeout=300)
     found = run(["chroot", tree, "/usr/bin/fusermount3", "-V"]).stdout.split()[-1]
     wanted = ".".join(str(number) for number in genuine.release)
     assert found.startswith(f"{wanted}."), f"{genuine.suite} has fusermount3 {found}, the cases are of {wanted}"
@@ -69,18 +70,18 @@ class Place:
 
 @contextlib.contextmanager
 def prepared(directory: Path) -> Iterator[Place]:
-    """Run the brokers."""
+    """Run the brokers, and yield the place."""
     (directory / SCRATCH).mkdir()
     with contextlib.ExitStack() as stack:
         yield Place(directory, {each: stack.enter_context(Broker(POLICIES[each].broker_toml)) for each in Policy})
 
 
-#: Seconds that a case may take, far more than the worker gives it.
+#: Seconds that a case may take, far more than the worker allows it.
 PATIENCE = 60.0
 
 
 class Worker:
-    """A worker that runs; it ends with the `with` block, and all that it has mounted with it."""
+    """A running worker; it ends with the `with` block, and all its mounts with it."""
 
     def __init__(self, place: Place, genuine: Genuine, helper: Path | None) -> None:
         self._channel, theirs = socket.socketpair()
@@ -113,14 +114,14 @@ class Worker:
 
 
 class Pair:
-    """The genuine helper and the proxy, ready for cases."""
+    """The workers for the genuine helper and for the proxy."""
 
     def __init__(self, genuine: Genuine, left: Worker, right: Worker) -> None:
         self.genuine = genuine
         self._workers = (left, right)
 
     def observe(self, case: Case) -> tuple[Observation, Observation]:
-        """Put `case` to both; return what the genuine helper did, and what the proxy did."""
+        """Run `case` on both sides; return the observation of the genuine helper and that of the proxy."""
         for each in self._workers:
             each.begin(case)
         answers = [_answer(each) for each in self._workers]
@@ -134,7 +135,7 @@ class Pair:
 
 
 def _answer(side: Worker) -> Observation | AssertionError:
-    """Return what `finish` returns or raises: both sides have to be heard, or the next answer would be the last's."""
+    """Return what `finish` returns or raises: both answers must be read, or the next read would return an old one."""
     try:
         return side.finish()
     except AssertionError as error:
@@ -143,6 +144,6 @@ def _answer(side: Worker) -> Observation | AssertionError:
 
 @contextlib.contextmanager
 def pair(place: Place, genuine: Genuine) -> Iterator[Pair]:
-    """Start the workers of both sides."""
+    """Start the workers of both sides, and yield them."""
     with Worker(place, genuine, None) as left, Worker(place, genuine, PROXY) as right:
         yield Pair(genuine, left, right)

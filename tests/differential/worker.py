@@ -1,16 +1,17 @@
-"""The process that runs the cases of one side, one after the other, in namespaces of its own.
+"""The process that runs the cases of one side, one after the other, in its own namespaces.
 
-It is process 1 of a pid namespace, and its root is an overlay over a Debian root filesystem: what the cases leave is
-gone with it. A case takes a few milliseconds: a fresh tmpfs with the tree, a fork, the call, a look around, and away
-with the tree and everything mounted on it. Whoever started it talks to it over a socket, with pickles.
+It is process 1 of a PID namespace, and its root is an overlay over a Debian root filesystem: leftovers of the cases
+disappear with it. A case takes a few milliseconds: mount a fresh tmpfs, fill it with the tree, fork, make the call,
+look at the results, and remove the tree and everything mounted on it. The worker exchanges pickles with its parent
+over a socket.
 
     python -m tests.differential.worker DESCRIPTOR TREE SCRATCH HELPER POLICY=DIRECTORY ...
 
 TREE is the root filesystem, SCRATCH an empty directory. HELPER replaces the fusermount3 of the tree; the empty string
-leaves it the genuine one. Each DIRECTORY is that of the socket of a broker with that policy.
+keeps the genuine one. Each DIRECTORY contains the socket of a broker with that policy.
 """
 
-# What is done here is done with descriptors and bytes, one system call each.
+# This module works with descriptors and bytes, one system call at a time.
 # ruff: noqa: PTH101, PTH102, PTH103, PTH104, PTH106, PTH108, PTH123, PTH208, PTH211
 
 from __future__ import annotations
@@ -66,9 +67,9 @@ HELPER = b"/usr/bin/fusermount3"
 FUSE_DEVICE = os.makedev(10, 229)
 SOCKETS = "/run/brokers"
 
-#: Seconds in which a call ends or becomes a watcher, and in which a watcher ends once it is alone.
+#: Seconds in which a call must end or become a watcher, and in which a watcher must end without its FUSE program.
 PATIENCE = 15.0
-#: Seconds in which what a failed call has mounted must be gone: the broker learns a moment later that it failed.
+#: Seconds in which the mount of a failed call must be gone: the broker learns of the failure a moment later.
 ROLLED_BACK = 0.5
 
 
@@ -95,7 +96,7 @@ def umount(target: bytes) -> None:
 
 
 def execve(path: bytes, argv: tuple[bytes, ...], environment: list[bytes]) -> None:
-    """As `os.execve`, which refuses an empty first argument."""
+    """Like `os.execve`, but allow an empty first argument."""
     strings = ctypes.c_char_p * (len(argv) + 1), ctypes.c_char_p * (len(environment) + 1)
     check(_libc.execve(path, strings[0](*argv, None), strings[1](*environment, None)))
 
@@ -104,7 +105,7 @@ def execve(path: bytes, argv: tuple[bytes, ...], environment: list[bytes]) -> No
 
 
 def enter(tree: str, scratch: str, helper: str, sockets: list[str]) -> None:
-    """Make an overlay over `tree` the root of this process and of nobody else."""
+    """Make an overlay over `tree` the root of this process only."""
     global PROC
     mount("none", "/", None, MS_REC | MS_PRIVATE)
     mount("tmpfs", scratch, "tmpfs")
@@ -120,7 +121,7 @@ def enter(tree: str, scratch: str, helper: str, sockets: list[str]) -> None:
     for name, device in (
         ("null", os.makedev(1, 3)),
         ("full", os.makedev(1, 7)),
-    ):  # glibc wants both for a setuid program
+    ):  # glibc needs both for a setuid program
         os.mknod(f"{root}/dev/{name}", stat.S_IFCHR | 0o666, device)
         os.chmod(f"{root}/dev/{name}", 0o666)
     for each in sockets:
@@ -140,24 +141,24 @@ def enter(tree: str, scratch: str, helper: str, sockets: list[str]) -> None:
 
 
 def read_proc(name: str) -> bytes:
-    """Return a file of /proc, which a case may have mounted over."""
+    """Return the content of a file of /proc, even if a case has mounted over /proc."""
     with open(os.open(name, os.O_RDONLY, dir_fd=PROC), "rb") as file:
         return file.read()
 
 
 def mounts() -> list[MountLine]:
-    """Return what is mounted here (proc_pid_mountinfo(5)); no mount of ours has optional fields."""
+    """Return the mounts of this namespace (proc_pid_mountinfo(5)); no mount of ours has optional fields."""
     lines = [line.split(b" ") for line in read_proc("self/mountinfo").split(b"\n")[:-1]]
     return [MountLine(word[3], word[4], word[5], *word[7:10]) for word in lines]
 
 
 def unescaped(path: bytes) -> bytes:
-    """Return a path of mountinfo as it is: blanks, newlines and backslashes are written in octal there."""
+    """Return a path of mountinfo unescaped: mountinfo writes blanks, newlines and backslashes in octal."""
     return re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), path)
 
 
 def processes() -> list[int]:
-    """Return the processes here that have not ended, but for this one."""
+    """Return the processes of this PID namespace that have not ended, except this one."""
     proc = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=PROC)
     names = os.listdir(proc)
     os.close(proc)
@@ -166,7 +167,7 @@ def processes() -> list[int]:
 
 
 def status_of(pid: int) -> str:
-    """Return the state letter of proc_pid_stat(5), empty if there is no such process."""
+    """Return the state letter of proc_pid_stat(5), or an empty string if there is no such process."""
     try:
         return chr(read_proc(f"{pid}/stat").rpartition(b") ")[2][0])
     except (FileNotFoundError, ProcessLookupError):
@@ -184,7 +185,7 @@ def populate() -> None:
     """Make the tree of a case, in the working directory: mountpoints of every kind."""
     for name, mode, owner in (
         ("dir", 0o755, USER),
-        ("dir/below", 0o755, USER),  # it is not empty either
+        ("dir/below", 0o755, USER),  # so that `dir` is not empty
         ("other", 0o755, USER),
         ("foreign", 0o755, 0),
         ("foreign/own", 0o755, USER),
@@ -216,7 +217,7 @@ def populate() -> None:
 
 
 class Surroundings:
-    """What the steps before a call have made and a call is made in; `held` are descriptors that live as long."""
+    """The surroundings of a call, made by the steps before it; `held` are descriptors that stay open as long."""
 
     def __init__(self) -> None:
         self.held: list[int] = []
@@ -233,7 +234,7 @@ def step_mkdir(_: Surroundings, path: bytes, mode: int = 0o755, owner: int = USE
 
 
 def step_mkdirs(_: Surroundings, path: bytes) -> None:
-    """Also one that is too long for a system call."""
+    """Make nested directories, also along a path that is too long for a system call."""
     for name in path.split(b"/"):
         os.mkdir(name, 0o755)
         os.chown(name, USER, USER)
@@ -242,7 +243,7 @@ def step_mkdirs(_: Surroundings, path: bytes) -> None:
 
 
 def step_mount(surroundings: Surroundings, path: bytes, options: bytes = b"", uid: int = USER) -> None:
-    """Mount with this side's own helper; the FUSE program is the worker, which never answers."""
+    """Mount with the helper of this side; the FUSE program is the worker, which never answers."""
     call = Call(Case((PROGRAM, b"-o", options, b"--", path), uid), surroundings)
     observed = call.finish()
     assert observed.status == 0, observed
@@ -250,7 +251,7 @@ def step_mount(surroundings: Surroundings, path: bytes, options: bytes = b"", ui
 
 
 def step_kernel_mount(surroundings: Surroundings, path: bytes, uid: int = USER) -> None:
-    """Mount FUSE without any helper, as a FUSE program with the privilege to does."""
+    """Mount FUSE without a helper, like a FUSE program with the necessary privilege."""
     device = os.open("/dev/fuse", os.O_RDWR)
     surroundings.held.append(device)
     data = f"fd={device},rootmode=40000,user_id={uid},group_id={uid}"
@@ -258,12 +259,12 @@ def step_kernel_mount(surroundings: Surroundings, path: bytes, uid: int = USER) 
 
 
 def step_die(surroundings: Surroundings) -> None:
-    """The FUSE programs end."""
+    """End the FUSE programs."""
     surroundings.close()
 
 
 def step_hold(surroundings: Surroundings, path: bytes) -> None:
-    """Somebody uses what is mounted there."""
+    """Keep the mount at this path in use."""
     surroundings.held.append(os.open(path, os.O_PATH))
 
 
@@ -288,7 +289,7 @@ def step_tmpfs(_: Surroundings, path: bytes) -> None:
 
 
 def step_unlink(_: Surroundings, path: bytes) -> None:
-    """Remove a file of the sandbox, which every case gets back."""
+    """Remove a file of the sandbox; every case starts with it restored."""
     os.unlink(path)
 
 
@@ -309,7 +310,7 @@ def take(step: Step, surroundings: Surroundings) -> None:
 
 
 class Call:
-    """A started helper and what comes back from it."""
+    """A started helper and its results."""
 
     def __init__(self, case: Case, surroundings: Surroundings) -> None:
         self._case = case
@@ -327,7 +328,7 @@ class Call:
         self._surroundings = surroundings
 
     def finish(self) -> Observation:
-        """Wait for the end of the call, and for that of the watcher which it may have become."""
+        """Wait for the end of the call and, if the helper has become a watcher, for that of the watcher."""
         status = self._wait(self._is_watcher)
         watched = None if status is not None else name_of(self._pid)
         self._receive()
@@ -354,11 +355,11 @@ class Call:
         return observed
 
     def _new(self, seen: list[MountLine]) -> tuple[MountLine, ...]:
-        """Return what is mounted in the end, and does not belong to the sandbox."""
+        """Return the mounts among `seen` that do not belong to the sandbox."""
         return tuple(line for line in seen if line not in SANDBOX)
 
     def _wait(self, until: Callable[[], bool]) -> int | None:
-        """Return the exit status, or None when `until` becomes true first. AssertionError when neither happens."""
+        """Return the exit status, or None if `until` becomes true first. Raises AssertionError if neither happens."""
         give_up = time.monotonic() + PATIENCE
         poll = select.poll()
         poll.register(self._pidfd, select.POLLIN)
@@ -373,7 +374,7 @@ class Call:
         return os.waitstatus_to_exitcode(status)
 
     def _is_watcher(self) -> bool:
-        """Whether it has a session of its own and waits."""
+        """Whether the helper has its own session and waits."""
         try:
             return os.getsid(self._pid) == self._pid and status_of(self._pid) == "S"
         except ProcessLookupError:
@@ -394,7 +395,7 @@ class Call:
             time.sleep(0.002)
 
     def _receive(self) -> None:
-        """Take what is on the comm socket."""
+        """Receive all messages on the comm socket."""
         while self._comm:
             try:
                 data, descriptors, flags, _ = socket.recv_fds(self._comm, 4096, 16)
@@ -418,7 +419,7 @@ def _content(file: int) -> bytes:
 
 
 def _comm(kind: Comm) -> tuple[socket.socket | None, int]:
-    """Return the caller's end and the helper's descriptor, -1 for none."""
+    """Return the caller's end and the helper's descriptor; -1 if there is none."""
     if kind is Comm.CLOSED:
         return None, -1
     if kind is Comm.FILE:
@@ -433,11 +434,11 @@ def _comm(kind: Comm) -> tuple[socket.socket | None, int]:
 
 
 def _become_helper(case: Case, comm: int, out: int, err: int) -> None:
-    """In the child: take on what the case says, and execute the helper."""
+    """In the child: set up the process as the case describes, and execute the helper."""
     try:
         for number in range(1, signal.NSIG):
             with contextlib.suppress(OSError, ValueError):
-                signal.signal(number, signal.SIG_DFL)  # Python ignores SIGPIPE, and that would be inherited
+                signal.signal(number, signal.SIG_DFL)  # Python ignores SIGPIPE, which the helper would inherit
         null = os.open("/dev/null", os.O_RDWR)
         stdio = {0: null, 1: out, 2: err} | ({COMM_FD: comm} if comm >= 0 else {})
         high = {number: os.dup(descriptor) for number, descriptor in stdio.items()}
@@ -448,7 +449,7 @@ def _become_helper(case: Case, comm: int, out: int, err: int) -> None:
             os.close(number)
         os.closerange(COMM_FD + (comm >= 0), 1024)
         if PROXY and not case.uid:
-            check(_libc.prctl(PR_CAPBSET_DROP, CAP_SYS_ADMIN, 0, 0, 0))  # root of a container
+            check(_libc.prctl(PR_CAPBSET_DROP, CAP_SYS_ADMIN, 0, 0, 0))  # like root of a container
         os.setgroups([])
         os.setresgid(case.uid, case.uid, case.uid)
         os.setresuid(case.uid, case.uid, case.uid)
@@ -477,7 +478,7 @@ def write_fuse_conf(content: bytes, mode: int = 0o644) -> None:
 
 
 def prepare(policy: Policy) -> None:
-    """Put everything outside the tree into the state in which a case finds it."""
+    """Restore everything outside the tree to the state that each case expects."""
     if not os.path.lexists("/dev/fuse"):
         os.mknod("/dev/fuse", stat.S_IFCHR | 0o666, FUSE_DEVICE)
     if not os.path.lexists("/etc/mtab"):
@@ -488,7 +489,7 @@ def prepare(policy: Policy) -> None:
 
 
 def run(case: Case) -> Observation:
-    """Run one case in a tree of its own; nothing of it is left when this returns."""
+    """Run one case in its own tree; nothing of it remains afterwards."""
     global SANDBOX
     surroundings = Surroundings()
     prepare(case.policy)
@@ -543,7 +544,7 @@ def send(channel: socket.socket, value: object) -> None:
 
 
 def receive(channel: socket.socket) -> object:
-    """Return what was sent, None at the end."""
+    """Return the received value, or None at the end of the stream."""
     header = channel.recv(4, socket.MSG_WAITALL)
     if len(header) < 4:
         return None

@@ -1,6 +1,8 @@
-"""The part of a FUSE library that a test plays itself: it starts fusermount3 with a comm socket and takes the
-/dev/fuse descriptor from there. Such a mount has no daemon: its mountpoint is looked at from outside, in
-mountinfo, and whoever goes in waits until the descriptor is closed."""
+"""A stand-in for libfuse: it starts fusermount3 with a comm socket and receives the /dev/fuse descriptor there.
+
+Such a mount has no FUSE program: tests look at its mountpoint from outside, in mountinfo, and a process that enters
+the mountpoint waits until the descriptor is closed.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ COMM_FD = 3
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a call of fusermount3 went; `descriptor` is None if none came."""
+    """The outcome of a call of fusermount3; `descriptor` is None if none was received."""
 
     status: int
     stdout: str
@@ -29,17 +31,17 @@ class Outcome:
     descriptor: int | None
 
     def close(self) -> None:
-        """Let go of the descriptor, which ends the filesystem, as the death of a daemon does."""
+        """Close the descriptor, which ends the filesystem as the death of a FUSE program does."""
         if self.descriptor is not None:
             os.close(self.descriptor)
 
 
 def call(argv: Sequence[str | Path], env: Mapping[str, str] | None = None, timeout: float = 60) -> Outcome:
-    """Start `argv`, which is or leads to fusermount3, with the comm socket as its descriptor 3."""
+    """Run `argv`, which is or starts fusermount3, with the comm socket as descriptor 3."""
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
-            # The shell puts the descriptor at its number: pass_fds keeps the one it has.
+            # pass_fds keeps the number of a descriptor; the shell moves it to COMM_FD.
             shell = ["bash", "-c", f'exec "$@" {COMM_FD}<&"$0"', str(theirs.fileno())]
             result = subprocess.run(
                 [*shell, *argv],
@@ -51,13 +53,13 @@ def call(argv: Sequence[str | Path], env: Mapping[str, str] | None = None, timeo
                 timeout=timeout,
             )
         data, descriptors, _, _ = socket.recv_fds(ours, 16, 4)
-    # A message is one byte with one descriptor; when the call fails, there is none.
+    # The message is one byte with one descriptor; a failed call sends no message.
     assert (data, len(descriptors)) in ((b"", 0), (b"\0", 1))
     return Outcome(result.returncode, result.stdout, result.stderr, descriptors[0] if descriptors else None)
 
 
 def call_in(container: Container, argv: Sequence[str], user: str | None = None) -> Outcome:
-    """As `call`, in a container."""
+    """Run `argv` like `call`, in a container."""
     options = ["--preserve-fds", "1", "--env", f"_FUSE_COMMFD={COMM_FD}"]
     options += [] if user is None else ["--user", user]
     return call(["podman", *RUNTIME, "exec", *options, container.name, *argv])

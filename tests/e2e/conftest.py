@@ -1,9 +1,8 @@
-"""What the end-to-end tests share: a broker, containers that use it, and the check that a test leaves nothing behind.
+"""Fixtures of the end-to-end tests: a broker, containers that use it, and the check that a test leaves nothing behind.
 
-`broker` and `start` are what most tests take: the broker of the session, and a function that starts a container. A
-test that needs a broker of its own (configured, restarted, killed) takes `run_broker`. All three look, when the test
-has ended, at everything a mount could have left: mounts in each container and on the host, processes and
-descriptors of the broker.
+Most tests use `broker`, the broker of the session, and `start`, a function that starts a container. A test that needs
+its own broker (configured, restarted, killed) uses `run_broker`. When the test has ended, all three check everything
+that a mount could have left: mounts in each container and on the host, processes and descriptors of the broker.
 """
 
 from __future__ import annotations
@@ -18,8 +17,9 @@ from typing import TYPE_CHECKING, Protocol
 import psutil
 import pytest
 
-from broker import control
+from fusermount3_broker.cli import control_client
 from tests.lab.broker import PROXY, Broker
+from tests.lab.pace import SLOWNESS
 from tests.lab.podman import FUSE_STAND_IN, Container, Mount, Options, Volume, mountinfo
 from tests.lab.programs import whoamifs
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-#: Who is not root, where a test needs somebody.
+#: The uid of the unprivileged user of the tests.
 USER = 1000
 
 
@@ -55,7 +55,7 @@ class RunBroker(Protocol):
 
 @dataclass(frozen=True)
 class Footprint:
-    """What the broker holds: descriptors of front and mounter, how many live children, live mounts."""
+    """Resources of the broker: open descriptors of front and mounter, number of live children, live mounts."""
 
     front: int
     mounter: int
@@ -64,9 +64,9 @@ class Footprint:
 
     @classmethod
     def of(cls, broker: Broker) -> Footprint:
-        # What `broker.status()` asks, without starting a program for each question.
+        # The same queries as `broker.status()`, without starting a program for each.
         control_socket = broker.directory / "control/control.sock"
-        status, mounts = (control.ask(control_socket, question) for question in ("status", "mounts"))
+        status, mounts = (control_client.ask(control_socket, question) for question in ("status", "mounts"))
         mounter = psutil.Process(status["mounter"]["pid"])
         return cls(
             status["front"]["open_descriptors"],
@@ -77,7 +77,7 @@ class Footprint:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process exists and is no zombie."""
+    """Test whether the process exists and is no zombie."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -85,7 +85,7 @@ def is_alive(pid: int) -> bool:
 
 
 def settle(broker: Broker) -> None:
-    """Return when the broker has made all the processes that it keeps ready."""
+    """Wait until the broker has forked all the processes that it keeps ready."""
     last = None
     while (now := Footprint.of(broker)) != last:
         last = now
@@ -94,8 +94,8 @@ def settle(broker: Broker) -> None:
 
 @contextlib.contextmanager
 def nothing_left(broker: Broker, seconds: float = 10) -> Iterator[None]:
-    """Check that the broker holds the same after the block as before, that the host has no new FUSE mount, and that
-    the broker has met nothing that its authors did not expect."""
+    """Check that the block changes neither the resources of the broker nor the FUSE mounts of the host, and that the
+    broker logs no internal error."""
     mounts_before = fuse_mounts_of_host()
     with nothing_held(broker, seconds):
         yield
@@ -104,13 +104,13 @@ def nothing_left(broker: Broker, seconds: float = 10) -> Iterator[None]:
 
 @contextlib.contextmanager
 def nothing_held(broker: Broker, seconds: float = 10) -> Iterator[None]:
-    """Check that the broker holds the same after the block as before, and has met nothing unexpected."""
+    """Check that the block leaves the resources of the broker unchanged, and that the broker logs no internal error."""
     before = Footprint.of(broker)
     errors = len(broker.records("internal error"))
     yield
-    give_up = time.monotonic() + seconds
+    give_up = time.monotonic() + SLOWNESS * seconds
     while (after := Footprint.of(broker)) != before and time.monotonic() < give_up:
-        time.sleep(0.05)  # an operation that was given up ends a moment after its caller
+        time.sleep(0.05)  # an abandoned operation ends a moment after its caller
     assert after == before, broker.log.read_text()
     assert broker.records("internal error")[errors:] == []
 
@@ -121,7 +121,7 @@ def fuse_mounts_of_host() -> list[Mount]:
 
 @contextlib.contextmanager
 def containers(broker: Broker) -> Iterator[Start]:
-    """Give the function that starts containers; they end with the block, and must have no FUSE mount by then."""
+    """Yield a function that starts containers; they end with the block, and must have no FUSE mount by then."""
     with contextlib.ExitStack() as stack:
         started: list[Container] = []
 
@@ -152,7 +152,7 @@ def containers(broker: Broker) -> Iterator[Start]:
 
 @pytest.fixture(scope="session", autouse=True)
 def proxy() -> Path:
-    """The static executable, without which there is nothing to test here."""
+    """The static executable of the proxy, which all these tests need."""
     if not PROXY.exists():
         pytest.fail(f"{PROXY} is missing: run 'make static'")
     return PROXY
@@ -167,14 +167,14 @@ def session_broker() -> Iterator[Broker]:
 
 @pytest.fixture
 def broker(session_broker: Broker) -> Iterator[Broker]:
-    """A broker with the default configuration, that other tests use, too."""
+    """A broker with the default configuration, shared with other tests."""
     with nothing_left(session_broker):
         yield session_broker
 
 
 @pytest.fixture(scope="module")
 def impatient_broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
-    """A broker with the deadlines that the module wants, by `DEADLINES`."""
+    """A broker with the deadlines in `DEADLINES` of the test module."""
     lines = [f"{name} = {seconds}" for name, seconds in request.module.DEADLINES.items()]
     with Broker("\n".join(["[deadlines]", *lines])) as broker:
         settle(broker)
@@ -183,16 +183,16 @@ def impatient_broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
 
 @pytest.fixture
 def users(tmp_path: Path) -> Path:
-    """A directory of the user's, on the way to which every user may look."""
+    """A directory that `USER` owns; every user may search its parents."""
     let_users_in(tmp_path)
     return make_mountpoint(tmp_path, "user")
 
 
 def let_users_in(directory: Path) -> None:
-    """Let every user look into a directory that pytest has made, with those that it is in: they are root's alone."""
+    """Let every user read a directory made by pytest and its parents, which only root may read otherwise."""
     for path in (directory, *directory.parents[:2]):
         mode = path.stat().st_mode
-        if not mode & stat.S_IXOTH:  # else it is somebody else's, or done
+        if not mode & stat.S_IXOTH:  # otherwise it isn't pytest's, or is done
             path.chmod(mode | 0o055)
 
 
@@ -205,16 +205,17 @@ def make_mountpoint(directory: Path, name: str, uid: int = USER) -> Path:
 
 @pytest.fixture
 def start(broker: Broker) -> Iterator[Start]:
-    """Starts containers that use `broker`."""
+    """A function that starts containers that use `broker`."""
     with containers(broker) as start:
         yield start
 
 
 @pytest.fixture
 def run_broker() -> Iterator[RunBroker]:
-    """Runs a broker of the test's own. Its socket's directory is there before it, as a volume's source must be.
+    """A function that runs a broker for this test only.
 
-    When the test has ended it must have no mounts, and when it has been stopped, no process of it may be left.
+    The directory of its socket exists before it starts, as the source of a volume must. When the test has ended, the
+    broker must have no mounts; after it has stopped, none of its processes may remain.
     """
     mounts_before = fuse_mounts_of_host()
     brokers: list[Broker] = []
@@ -237,13 +238,13 @@ def run_broker() -> Iterator[RunBroker]:
 
 
 def wait_until(true: Callable[[], object], seconds: float = 15) -> None:
-    """Return when `true()` is. AssertionError after so many seconds."""
-    give_up = time.monotonic() + seconds
+    """Wait until `true()` returns a true value. Raises AssertionError after `seconds`, or more on a slow machine."""
+    give_up = time.monotonic() + SLOWNESS * seconds
     while not true():
         assert time.monotonic() < give_up, "waited in vain"
         time.sleep(0.02)
 
 
 def has_ended_all(container: Container) -> bool:
-    """Whether the container's first process is the only one that runs; it need not be one that reaps others."""
+    """Test whether only the container's first process runs; zombies don't count, because it need not reap."""
     return [pid for pid in container.processes() if is_alive(pid)] == [container.pid]

@@ -1,7 +1,8 @@
 """The commands and files in the documentation, for the tests that execute them.
 
-`EXECUTED` and `NOT_EXECUTED` have all of them: `tests/unit/test_documented_commands.py` sees to it. A block without a
-language is commands, for a shell; `Containerfile` is another kind of them. Others are to be read: text, manifests.
+`EXECUTED` and `NOT_EXECUTED` list all of them; `tests/unit/documents/test_documented_commands.py` checks that. A block
+without a language holds shell commands; `Containerfile` is another executable kind. Blocks in other languages, such as
+text and manifests, are only to be read.
 """
 
 from __future__ import annotations
@@ -24,17 +25,20 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = {path.name: path for path in (ROOT / "README.md", *sorted(DOCS.glob("*.md")), ROOT / "packaging/pypi.md")}
+PAGES = {
+    path.name: path for path in (*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md")), ROOT / "packaging/pypi.md")
+}
 
 CDI_DIRECTORY = Path("/etc/cdi")
-"""Podman 4.3 looks here and in /var/run/cdi, and can't be told to look elsewhere."""
+"""Podman 4.3 reads this directory and /var/run/cdi, and has no setting for another one."""
 CDI_FILE = "fusermount3-proxy-lab.json"
 
 _NO_CLUSTER = "it takes a cluster: an API server and kubelets, of which the tests have the parts that can be had"
 _SOURCE = "test_installed_from_source.py"
 
-#: By page and beginning of a block: the test that reads the block here, and executes it.
+#: The test that reads a block here and executes it, by page and beginning of the block.
 EXECUTED = {
+    ("CONTRIBUTING.md", ".venv/bin/python"): "test_contributing.py",
     ("README.md", "podman run"): "test_any_image.py",
     ("containers.md", "fusermount3-broker cdi generate"): "test_any_image.py",
     ("containers.md", "docker run"): "test_any_image.py",
@@ -57,6 +61,7 @@ EXECUTED = {
     ("operations.md", "systemctl enable"): _SOURCE,
     ("operations.md", "curl"): _SOURCE,
     ("programs.md", "FUSERMOUNT3PROXY_"): "test_other_names.py",
+    ("troubleshooting.md", "jq "): "installed.py",
     ("pypi.md", "apt-get install"): "test_pip.py",
     ("pypi.md", "python3 -m venv"): "test_pip.py",
     ("pypi.md", "cd /opt"): "test_pip.py",
@@ -64,8 +69,9 @@ EXECUTED = {
     ("pypi.md", "fusermount3-broker cdi generate"): "test_pip.py",
 }
 
-#: By page and beginning of a block: why no test reads and executes it, and what is tested instead.
+#: The reason why no test executes a block, and the test that replaces it, by page and beginning of the block.
 NOT_EXECUTED = {
+    ("CONTRIBUTING.md", "make venv static lab-packages"): "`make test` does so before any test",
     ("README.md", "make demo"): "its second line is what runs all this; the first is executed from index.md",
     ("README.md", "make venv static"): "`make test` does so before any test; each broker of the tests is started so, "
     "but with a directory of its own, and not as that of the host",
@@ -100,12 +106,12 @@ class Block(NamedTuple):
 
     @property
     def commands(self) -> list[str]:
-        """The lines, each a command; what goes on after a backslash is one with that."""
+        """The commands of the block, one per line; a backslash continues a line."""
         return [line for line in self.text.replace("\\\n", " ").splitlines() if line and not line.startswith("#")]
 
 
 def blocks() -> list[Block]:
-    """Return the fenced blocks of all pages, in their order."""
+    """Return the fenced blocks of all pages, in order."""
     return [
         Block(page, language, textwrap.dedent(text))
         for page, path in PAGES.items()
@@ -114,27 +120,27 @@ def blocks() -> list[Block]:
 
 
 def block(page: str, beginning: str) -> Block:
-    """Return the block of that page which begins so; it is one of those in `EXECUTED`."""
+    """Return the block of the page with this beginning; it must be in `EXECUTED`."""
     assert (page, beginning) in EXECUTED
     (found,) = [each for each in blocks() if each.page == page and each.text.startswith(beginning)]
     return found
 
 
 def documented(command: str, page: str = "containers.md") -> list[str]:
-    """Return the words of the command of that page that begins with these."""
+    """Return the words of the one command of the page that begins with `command`."""
     found = [line for each in blocks() if each.page == page for line in each.commands if line.startswith(f"{command} ")]
     (line,) = found
     return shlex.split(line)
 
 
 def options_of(command: str, page: str = "containers.md") -> list[str]:
-    """Return the options of a command that runs a container; it begins with these words."""
+    """Return the options of the one command of the page that begins with `command`, which runs a container."""
     words = documented(command, page)
     return words[2 : words.index("IMAGE")]
 
 
 def with_paths_of(broker: Broker, options: Iterable[str], proxy: Path = PROXY) -> list[str]:
-    """Return the options with the places on this host in front of a colon, instead of those on an installed one."""
+    """Return the options with each path of an installed host before a colon replaced by the path on this host."""
     proxies = ("/usr/bin/fusermount3-proxy", "$PWD/build/static/fusermount3-proxy")
     here = {"/run/fusermount3-proxy": str(broker.socket.parent), **dict.fromkeys(proxies, str(proxy))}
     split = [option.partition(":") for option in options]
@@ -143,9 +149,9 @@ def with_paths_of(broker: Broker, options: Iterable[str], proxy: Path = PROXY) -
 
 @contextlib.contextmanager
 def known_to_engines(broker: Broker) -> Iterator[None]:
-    """Have the engines on this host know the device, with this broker behind it, until the block ends.
+    """Register the device, backed by this broker, with the container engines of this host until the block ends.
 
-    What a killed run left there is written over. One run of the tests waits for another.
+    A file left by a killed test run is overwritten. Concurrent test runs wait for each other.
     """
     command = documented("fusermount3-broker cdi generate")
     command[0] = str(PROGRAM)
@@ -162,5 +168,5 @@ def known_to_engines(broker: Broker) -> Iterator[None]:
 
 
 def containerfiles(page: str = "containers.md") -> list[str]:
-    """Return the parts of Containerfiles in that page, in their order."""
+    """Return the parts of Containerfiles in the page, in order."""
     return [each.text for each in blocks() if each.page == page and each.language == "Containerfile"]

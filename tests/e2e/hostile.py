@@ -1,7 +1,7 @@
-"""A client that says to the broker whatever a test likes, and the place where it lives.
+"""A client that sends arbitrary messages to the broker, and the private mount namespace in which it runs.
 
-It speaks from a process of its own, in a private mount namespace: `in_private_namespace` runs a function there, so
-that nothing which a broken broker might mount is ever seen on the host.
+`in_private_namespace` runs a function in its own process and mount namespace, so that nothing that a broken broker
+mounts ever appears on the host.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from broker import syscalls
+from fusermount3_broker.kernel import syscalls
 from fusermount3_proxy import wire
 from fusermount3_proxy.wire import CommitRequest, MountRequest, Reply, UnmountRequest
 from tests.e2e.conftest import settle, wait_until
 from tests.lab.commands import run
+from tests.lab.pace import SLOWNESS
 from tests.lab.podman import Mount, mountinfo
 
 if TYPE_CHECKING:
@@ -29,14 +30,14 @@ if TYPE_CHECKING:
 
     from tests.lab.broker import Broker
 
-PATIENCE = 20
+PATIENCE = round(20 * SLOWNESS)
 O_PATH = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def in_private_namespace(body: Callable[[], object]) -> None:
-    """Run `body` in a forked process with a mount namespace of its own; what it raises fails the test.
+    """Run `body` in a forked process with its own mount namespace. An exception in `body` fails the test.
 
-    It must leave no FUSE mount there.
+    `body` must leave no FUSE mount behind.
     """
 
     def in_namespace() -> None:
@@ -50,7 +51,7 @@ def in_private_namespace(body: Callable[[], object]) -> None:
 
 
 def in_process(body: Callable[[], object]) -> None:
-    """Run `body` in a forked process, which may become whoever it likes; what it raises fails the test."""
+    """Run `body` in a forked process, which may change its credentials. An exception in `body` fails the test."""
     reader, writer = os.pipe()
     if (child := os.fork()) == 0:
         status = 1
@@ -73,22 +74,22 @@ def fuse_mounts() -> list[Mount]:
 
 
 def wait_for_mounts(expected: list[Mount], seconds: float = 10) -> None:
-    """Wait until these are the FUSE mounts of this namespace: a rollback comes a moment after its cause."""
-    give_up = time.monotonic() + seconds
+    """Wait until this namespace has exactly these FUSE mounts: a rollback follows its cause after a moment."""
+    give_up = time.monotonic() + SLOWNESS * seconds
     while fuse_mounts() != expected:
         assert time.monotonic() < give_up, fuse_mounts()
         time.sleep(0.02)
 
 
 class Client:
-    """A connection to the broker; as another user if `uid` says so."""
+    """A socket connection to the broker, made as user `uid`."""
 
     def __init__(self, broker: Broker, uid: int = 0) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", PATIENCE, 0))
         self.devices: list[int] = []
         os.setegid(uid)
-        os.seteuid(uid)  # connect(2) takes the credentials that SO_PEERCRED reports
+        os.seteuid(uid)  # SO_PEERCRED reports the credentials at connect(2)
         try:
             self.socket.connect(str(broker.socket))
         finally:
@@ -105,7 +106,7 @@ class Client:
             os.close(device)
 
     def send(self, record: bytes, *descriptors: int) -> None:
-        """Send a message with descriptors, which are closed then: one that stays open may keep a mount busy."""
+        """Send a message with descriptors and close them: an open descriptor may keep a mount busy."""
         try:
             socket.send_fds(self.socket, [record], list(descriptors))
         finally:
@@ -113,10 +114,10 @@ class Client:
                 os.close(descriptor)
 
     def reply(self) -> Reply | None:
-        """Return the next reply; None when the broker has closed the connection. Keeps what comes with it."""
+        """Return the next reply, or None when the broker has closed the connection. Keep the received descriptors."""
         try:
             data, descriptors, _, _ = socket.recv_fds(self.socket, wire.MAX_MESSAGE, 4)
-        except ConnectionResetError:  # closed with something of ours unread
+        except ConnectionResetError:  # the broker has closed it with data of ours unread
             return None
         self.devices += descriptors
         if not data:
@@ -126,7 +127,7 @@ class Client:
         return reply
 
     def refused(self) -> tuple[int, str]:
-        """Return errno and text of the refusal that comes."""
+        """Receive a refusal; return its errno and text."""
         reply = self.reply()
         assert reply is not None, "the broker has closed the connection without a word"
         assert reply.errno, "the broker has not refused"
@@ -145,19 +146,19 @@ def unmount_request(place: Path, *, lazy: bool = False, only_dead: bool = False)
 
 
 def mount(broker: Broker, place: Path, *, uid: int = 0, options: bytes = b"") -> int:
-    """Mount as it should be done; return the /dev/fuse descriptor."""
+    """Mount as a well-behaved caller does; return the /dev/fuse descriptor."""
     with Client(broker, uid) as client:
         client.send(mount_request(place, options), os.open(place, O_PATH))
         reply = client.reply()
         assert reply is not None
         assert reply.errno == 0, reply.text
         client.send(COMMIT)
-        assert client.reply() is None  # the broker closes the connection when it has let go of the mount
+        assert client.reply() is None  # the broker closes the connection when it has released the mount
         return client.devices.pop()
 
 
 def unmount(broker: Broker, place: Path, *, uid: int = 0, lazy: bool = False) -> None:
-    """Unmount as it should be done."""
+    """Unmount as a well-behaved caller does."""
     with Client(broker, uid) as client:
         client.send(unmount_request(place, lazy=lazy), os.open(place.parent, O_PATH))
         reply = client.reply()
@@ -166,7 +167,7 @@ def unmount(broker: Broker, place: Path, *, uid: int = 0, lazy: bool = False) ->
 
 
 def check_service(broker: Broker, place: Path) -> None:
-    """Check that a good request is carried out."""
+    """Check that the broker carries out a valid request."""
     before = fuse_mounts()
     device = mount(broker, place)
     assert [mount.mountpoint for mount in fuse_mounts() if mount not in before] == [str(place)]
@@ -176,7 +177,7 @@ def check_service(broker: Broker, place: Path) -> None:
 
 
 def is_traced(pid: int, by: int) -> bool:
-    """Whether a process is traced by another, if it has not ended: a spare may just have answered something."""
+    """Test whether process `by` traces process `pid`, or `pid` has ended: a spare child may just have answered."""
     try:
         return f"TracerPid:\t{by}\n" in Path(f"/proc/{pid}/status").read_text()
     except FileNotFoundError:
@@ -185,10 +186,18 @@ def is_traced(pid: int, by: int) -> bool:
 
 @contextlib.contextmanager
 def slow(broker: Broker, system_call: str, seconds: float, log: Path) -> Iterator[None]:
-    """Have each such call of the mounter's children begin only after so many seconds."""
-    settle(broker)  # a child that is forked meanwhile would be missed
+    """Delay the beginning of each such system call of the mounter and its children by `seconds`."""
+    settle(broker)  # a child forked in the meantime would be missed
     mounter = broker.mounter
-    traced = [mounter.pid, *(child.pid for child in mounter.children(recursive=True))]
+    with slow_processes(
+        [mounter.pid, *(child.pid for child in mounter.children(recursive=True))], system_call, seconds, log
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def slow_processes(traced: list[int], system_call: str, seconds: float, log: Path) -> Iterator[None]:
+    """Delay system calls like `slow`, in these processes and those that they fork meanwhile."""
     delay = f"inject={system_call}:delay_enter={round(1_000_000 * seconds)}"
     pids = [f"--attach={pid}" for pid in traced]
     tracer = subprocess.Popen(
@@ -199,4 +208,4 @@ def slow(broker: Broker, system_call: str, seconds: float, log: Path) -> Iterato
         yield
     finally:
         tracer.send_signal(signal.SIGINT)
-        tracer.wait(timeout=20)
+        tracer.wait(timeout=PATIENCE)

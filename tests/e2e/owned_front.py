@@ -1,4 +1,4 @@
-"""A process that plays the front, and tells the real mounter whatever a test likes, and a caller for it."""
+"""A process that plays the front and sends arbitrary records to the real mounter, and a caller for it."""
 
 from __future__ import annotations
 
@@ -6,71 +6,95 @@ import contextlib
 import os
 import signal
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from broker import plan, syscalls
-from broker.supervisor import Mounter
+import psutil
+
+from fusermount3_broker.kernel import syscalls
+from fusermount3_broker.messages import mounter
+from fusermount3_broker.supervisor.processes import Mounter
 from tests.e2e.hostile import O_PATH, mount_request
+from tests.lab.forked import ending_afterwards
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 PATIENCE = 20
 
 
 class Conversation:
-    """What the front says to one child of the mounter, and hears."""
+    """The front's conversation with one child of the mounter."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
         self._socket.settimeout(PATIENCE)
 
-    def say(self, record: plan.Record) -> None:
-        self._socket.send(plan.dump(record))
+    def say(self, record: mounter.Record) -> None:
+        self._socket.send(mounter.dump(record))
 
-    def hear(self) -> plan.Record | None:
-        """Return what the child says next; None when it has ended without a word."""
+    def hear(self) -> mounter.Record | None:
+        """Return the next record from the child, or None when it has ended without one."""
         with contextlib.suppress(ConnectionResetError):
             data = self._socket.recv(1 << 16)
-            return plan.load(data) if data else None
+            return mounter.load(data) if data else None
         return None
 
-    def hear_with_descriptors(self) -> tuple[plan.Record, list[int]]:
-        """Return what the child says next, and what comes with that."""
+    def attached(self) -> mounter.Record | None:
+        """Let the child attach the mount it has made, as if the mount were recorded; return the child's next record."""
+        made = self.hear()
+        assert isinstance(made, mounter.Made), made
+        self.say(mounter.Attach())
+        return self.hear()
+
+    def hear_with_descriptors(self) -> tuple[mounter.Record, list[int]]:
+        """Return the next record from the child and the descriptors received with it."""
         data, descriptors, _, _ = socket.recv_fds(self._socket, 1 << 16, 4)
-        return plan.load(data), descriptors
+        return mounter.load(data), descriptors
 
     def close(self) -> None:
         self._socket.close()
 
 
 class OwnedFront:
-    """A mounter, and the way to it that a front has."""
+    """A mounter, and the front's socket to it."""
 
     def __init__(self, held: contextlib.ExitStack, kubelet: int | None = None) -> None:
         self._held = held
         self._mounter = Mounter(kubelet)
-        self.pid = self._mounter.pid
         held.callback(self._mounter.close)
+        self._mounter.start()
+        self.pid = self._mounter.pid
+        self.locks_flags = self._mounter.locks_flags
         self.control = held.enter_context(socket.socket(fileno=os.dup(self._mounter.for_front[0])))
 
-    def begin(self, start: plan.Record, *descriptors: int) -> Conversation:
+    @property
+    def maker(self) -> psutil.Process:
+        """The child of the mounter that has its own user namespace and makes mount namespaces."""
+        own = Path("/proc/self/ns/user").stat().st_ino
+        (maker,) = [
+            each
+            for each in psutil.Process(self.pid).children()
+            if Path(f"/proc/{each.pid}/ns/user").stat().st_ino != own
+        ]
+        return maker
+
+    def begin(self, start: mounter.Record, *descriptors: int) -> Conversation:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            socket.send_fds(self.control, [plan.dump(start)], [theirs.fileno(), *descriptors])
+            socket.send_fds(self.control, [mounter.dump(start)], [theirs.fileno(), *descriptors])
         conversation = Conversation(ours)
         self._held.callback(conversation.close)
         return conversation
 
     def check(self) -> None:
         """Check that the mounter still serves."""
-        assert self.begin(plan.StartCheck(PATIENCE)).hear() == plan.Checked()
+        assert self.begin(mounter.StartCheck(PATIENCE)).hear() == mounter.Checked()
 
 
 @contextlib.contextmanager
 def playing_the_front(kubelet: Path | None = None) -> Iterator[OwnedFront]:
-    """Give a front; with a mounter that serves volumes, if there is a directory of kubelet's."""
+    """Yield a front; its mounter serves volumes if `kubelet`, the directory of kubelet, is given."""
     with contextlib.ExitStack() as held:
         if kubelet is None:
             yield OwnedFront(held)
@@ -82,25 +106,25 @@ def playing_the_front(kubelet: Path | None = None) -> Iterator[OwnedFront]:
 
 @contextlib.contextmanager
 def caller(pinned: Path, uid: int, *, namespace: bool = False) -> Iterator[tuple[int, int]]:
-    """Have a process of the user's that has connected and sent what it pins; gives the connection and its pidfd.
+    """Run a process of user `uid` that has connected and sent a descriptor of `pinned`; yield the connection and
+    the pidfd of the process.
 
-    With `namespace` it has a mount namespace of its own.
+    With `namespace` it has its own mount namespace.
     """
     address = f"\0fusermount3-broker-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(address)
         listener.listen()
         if (child := os.fork()) == 0:
-            with contextlib.suppress(BaseException):
+            with ending_afterwards():
                 _call(address, pinned, uid, namespace)
-            os._exit(1)
         try:
             listener.settimeout(PATIENCE)
             connection, _ = listener.accept()
             pidfd = os.pidfd_open(child)
             with connection:
                 connection.settimeout(PATIENCE)
-                connection.recv(1, socket.MSG_PEEK)  # it has sent
+                connection.recv(1, socket.MSG_PEEK)  # wait until it has sent
                 yield connection.fileno(), pidfd
             os.close(pidfd)
         finally:
@@ -122,16 +146,16 @@ def _call(address: str, pinned: Path, uid: int, namespace: bool) -> None:
     signal.pause()
 
 
-def a_plan(facts: plan.MountFacts, **wanted: object) -> plan.MountPlan:
-    """Return the plan of a front that allows everything, on these facts."""
+def a_plan(facts: mounter.MountFacts, **wanted: object) -> mounter.MountPlan:
+    """Return the plan that a front that allows everything makes from these facts."""
     fields = facts._asdict()
     del fields["mount_namespace"]
-    nothing = {name: kind() for name, kind in plan.MountPlan.__annotations__.items() if kind in (bool, bytes)}
-    return plan.MountPlan(**{**nothing, "source": b"owned", **fields, **wanted})
+    nothing = {name: kind() for name, kind in mounter.MountPlan.__annotations__.items() if kind in (bool, bytes)}
+    return mounter.MountPlan(**{**nothing, "source": b"owned", **fields, **wanted})
 
 
-def facts_of(conversation: Conversation) -> plan.MountFacts:
-    conversation.say(plan.Ask())
+def facts_of(conversation: Conversation) -> mounter.MountFacts:
+    conversation.say(mounter.Ask())
     facts = conversation.hear()
-    assert isinstance(facts, plan.MountFacts), facts
+    assert isinstance(facts, mounter.MountFacts), facts
     return facts

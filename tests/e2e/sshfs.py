@@ -1,4 +1,4 @@
-"""sshfs from mount to unmount, for tests of how a container comes by the proxy."""
+"""sshfs from mount to unmount, for tests of the ways in which a container gets the proxy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def introduce(sshd: Sshd, container: Container, user: str, host: str) -> None:
-    """Have ssh of this user of the container know the server by the name `host`."""
+    """Configure ssh of this user of the container to reach the server under the name `host`."""
     home = "/root" if user == "root" else f"/home/{user}"
     script = 'umask 077 && mkdir -p "$1" && cat > "$1/$2"'
     for name, content in client_files(sshd.directory, host, f"{home}/.ssh").items():
@@ -21,7 +21,7 @@ def introduce(sshd: Sshd, container: Container, user: str, host: str) -> None:
 
 
 def use_sshfs(container: Container, mountpoint: str) -> None:
-    """Mount with sshfs, write and read, and unmount with the command that people know."""
+    """Mount with sshfs, write and read, and unmount with `fusermount3 -u`."""
     with sshd_for(container) as sshd:
         sshd.authorize(container)
         (sshd.export / "file").write_text("of the server\n")

@@ -1,21 +1,22 @@
-"""Images that know nothing of us: what docs/containers.md and the README tell to write on the command line is all that
-it takes.
+"""Unprepared images: they need nothing but the command lines in docs/containers.md and the README.
 
-Podman runs what is shown for Docker, which is not here; the options are the same.
+Podman runs the command lines for Docker, which is not available here; the options are the same.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
 
-from broker.cdi import DEVICE
+from fusermount3_broker.injection.cdi import DEVICE
 from tests.e2e.conftest import has_ended_all, wait_until
-from tests.e2e.documented import known_to_engines, options_of, with_paths_of
+from tests.e2e.documented import PAGES, known_to_engines, options_of, with_paths_of
+from tests.e2e.mergerfs import use_mergerfs
 from tests.e2e.sshfs import use_sshfs
 from tests.lab.broker import Broker
-from tests.lab.images import DEBIAN, INSTALL_FUSE, SSHFS, WITHOUT_FUSE, image_tag, scratch_tag
+from tests.lab.images import DEBIAN, INSTALL_FUSE, MERGERFS, SSHFS, WITHOUT_FUSE, image_tag, scratch_tag
 from tests.lab.podman import Container, Options
 from tests.lab.programs import Variant, whoamifs
 
@@ -30,20 +31,20 @@ PROXY_VERSION = "fusermount3 version: 3.18.2\n"
 
 @pytest.fixture
 def by_cdi(broker: Broker) -> Iterator[list[str]]:
-    """The options as documented for CDI, while engines on this host know the device."""
+    """The options as documented for CDI, with the device registered with the container engines of this host."""
     with known_to_engines(broker):
         yield options_of("podman run --device")
 
 
 @pytest.fixture
 def by_volumes(broker: Broker) -> list[str]:
-    """The options as documented for Docker, but with the test's paths on the host."""
+    """The options as documented for Docker, with the host paths of the test."""
     return with_paths_of(broker, options_of("docker run"))
 
 
 @pytest.fixture(params=["by_cdi", "by_volumes"])
 def given(request: pytest.FixtureRequest) -> list[str]:
-    """The options that give a container what it needs."""
+    """The options that a container needs."""
     options: list[str] = request.getfixturevalue(request.param)
     return options
 
@@ -58,9 +59,8 @@ def test_sshfs_of_an_untouched_debian_mounts_as(
         use_sshfs(container, mountpoint)
 
 
-def test_sshfs_mounts_with_the_command_line_of_the_readme(broker: Broker) -> None:
-    extra = with_paths_of(broker, options_of("podman run", "README.md"))
-    with Container(image_tag(SSHFS), options=Options(user=USER, extra=extra)) as container:
+def test_sshfs_mounts_with_the_command_line_of_the_readme(by_readme: list[str]) -> None:
+    with Container(image_tag(SSHFS), options=Options(user=USER, extra=by_readme)) as container:
         use_sshfs(container, "/home/user/mnt")
 
 
@@ -74,8 +74,30 @@ def test_the_helper_of_the_image_is_covered_and_not_changed(given: list[str]) ->
     assert version(Options()) == genuine
 
 
-def test_a_program_on_libfuse_2_mounts_too(given: list[str]) -> None:
-    with Container(image_tag(DEBIAN), options=Options(user=USER, extra=given)) as container:
+@pytest.fixture
+def given_to_mergerfs(request: pytest.FixtureRequest, given: list[str]) -> list[str]:
+    """The options in `given`, with the additional option of the documented command line if that needs it."""
+    if request.node.callspec.params["given"] == "by_cdi":
+        return given
+    (option,) = re.findall(r"`(-v \S+:/usr/bin/mergerfs-fusermount:ro)`", PAGES["containers.md"].read_text())
+    return [*given, *with_paths_of(request.getfixturevalue("broker"), option.split())]
+
+
+@pytest.mark.parametrize(("user", "mountpoint"), [("0:0", "/mnt"), (USER, "/home/user/mnt")], ids=["root", "a user"])
+def test_mergerfs_of_an_untouched_debian_mounts_as(user: str, mountpoint: str, given_to_mergerfs: list[str]) -> None:
+    with Container(image_tag(MERGERFS), options=Options(user=user, extra=given_to_mergerfs)) as container:
+        use_mergerfs(container, mountpoint)
+
+
+@pytest.fixture
+def by_readme(broker: Broker) -> list[str]:
+    return with_paths_of(broker, options_of("podman run", "README.md"))
+
+
+@pytest.mark.parametrize("way", ["by_cdi", "by_volumes", "by_readme"])
+def test_a_program_on_libfuse_2_mounts_too(way: str, request: pytest.FixtureRequest) -> None:
+    options = Options(user=USER, extra=request.getfixturevalue(way))
+    with Container(image_tag(DEBIAN), options=options) as container:
         container.exec(["sh", "-c", "cd /tmp && echo there > file && tar -cf archive.tar file"])
         container.exec(["archivemount", "-o", "nobackup", "/tmp/archive.tar", "/home/user/mnt"])
         assert container.exec(["cat", "/home/user/mnt/file"]).stdout == "there\n"
@@ -89,6 +111,14 @@ def test_an_image_of_one_file_and_no_directories_of_the_system(read_only: bool, 
     extra = [*given, *(["--tmpfs", "/mnt"] if read_only else [])]
     options = Options(user=USER, read_only=read_only, extra=extra)
     with Container(tag, ["/program", "--pause"], options) as container:
+        result = container.exec(["/program", "--probe", "/mnt"], check=False)
+        assert (result.returncode, result.stdout.splitlines()[-1]) == (0, "ok=yes"), result.stdout + result.stderr
+
+
+def test_a_program_on_libfuse_2_finds_its_helper_with_the_command_line_of_the_readme(by_readme: list[str]) -> None:
+    """The image has no fusermount; the link of that name in Debian's fuse3 would suffice."""
+    tag = scratch_tag({"/program": (whoamifs(Variant.FUSE2_STATIC), 0o755)})
+    with Container(tag, ["/program", "--pause"], Options(user=USER, extra=by_readme)) as container:
         result = container.exec(["/program", "--probe", "/mnt"], check=False)
         assert (result.returncode, result.stdout.splitlines()[-1]) == (0, "ok=yes"), result.stdout + result.stderr
 

@@ -1,4 +1,4 @@
-"""The proxy for arm64: it is built on this machine, and mounts under emulation, with everything else native."""
+"""The proxy for arm64: it is built on this machine and mounts under emulation; everything else is native."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ ROOT = Path(__file__).parents[2]
 QEMU = Path("/usr/bin/qemu-aarch64-static")
 MOUNTPOINT = "/home/user/mnt"
 
-# The kernel need not know how to start programs for arm64 (binfmt_misc), which is a setting of the whole machine.
+# Start the emulator directly: this needs no binfmt_misc entry for arm64, which is a setting of the whole machine.
 EMULATED = '#!/bin/sh\nexec /opt/qemu -0 "$0" /opt/proxy "$@"\n'
 
 
 @pytest.fixture(scope="module")
 def arm64() -> Path:
-    """The executable as `make static ARCH=arm64` builds it, of the same sources as this machine's own."""
+    """The executable that `make static ARCH=arm64` builds from the same sources as the native one."""
     for arguments in ([], ["ARCH=arm64"]):
         run(["make", "--directory", ROOT, "static", *arguments], timeout=600)
     return ROOT / "build/static/arm64/fusermount3-proxy"
@@ -106,13 +106,13 @@ def test_a_refusal_is_told_as_on_any_machine(container: Container) -> None:
 
 @pytest.fixture
 def cache(arm64: Path, tmp_path: Path) -> Path:
-    """A copy of the cache from which the executable was linked, and which no other test has."""
+    """This test's own copy of the cache from which the executable was linked."""
     assert arm64.exists()
     return Path(shutil.copytree(Cache().root / "apt-arm64", tmp_path / "apt-arm64"))
 
 
 def unpack(cache: Path, env: dict[str, str] | None = None) -> Path:
-    """Unpack libpython once more; return the package in the cache."""
+    """Unpack libpython again; return the package in the cache."""
     script: list[str | Path] = [ROOT / "packaging/static/foreign-libpython", "arm64", cache.parent / "libpython"]
     subprocess.run(script, env={**os.environ, "FUSERMOUNT3PROXY_CACHE": str(cache.parent), **(env or {})}, check=True)
     assert list((cache.parent / "libpython").glob("usr/lib/python3.*/config-*-aarch64-linux-gnu/libpython3.*.a"))

@@ -1,5 +1,5 @@
-"""What somebody tried who meant harm: to have another's filesystem taken away, to get a device or a descriptor of the
-broker's, to keep the broker from serving others. Each test is one attempt, and says what nobody gets by it."""
+"""Attacks on the broker: unmount the filesystem of another user, get a device or a descriptor of the broker, keep the
+broker from serving others. Each test is one attempt, and its name states what the attacker does not achieve."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from broker import mounts, syscalls
+from fusermount3_broker.kernel import syscalls
+from fusermount3_broker.mounter import mount_tree
 from fusermount3_proxy import wire
 from fusermount3_proxy.wire import ProceedRequest
 from tests.e2e.caller import COMM_FD, call_in
@@ -44,6 +45,7 @@ from tests.e2e.hostile import (
 )
 from tests.lab.broker import Broker
 from tests.lab.commands import run
+from tests.lab.forked import ending_afterwards
 from tests.lab.images import BUSYBOX, image_tag
 from tests.lab.podman import RUNTIME, Container, Mount, mountinfo, namespace_of
 
@@ -56,7 +58,7 @@ pytestmark = pytest.mark.e2e
 
 DEADLINES = {"operation": 3, "commit": 3, "sync_init": 3}
 AT_ONCE = 2
-"""Seconds in which a caller is served whom nobody holds up: less than any deadline."""
+"""Seconds within which the broker serves an unhindered caller: less than any deadline."""
 
 
 @pytest.fixture
@@ -68,12 +70,12 @@ def broker(impatient_broker: Broker) -> Iterator[Broker]:
 
 @pytest.fixture
 def place(users: Path) -> Path:
-    """A mountpoint of the user's."""
+    """A mountpoint that `USER` owns."""
     return make_mountpoint(users, "mountpoint")
 
 
 def become(uid: int) -> None:
-    """Be a user's process from now on, which others of the same user may look into."""
+    """Turn this process into one of user `uid` that other processes of the same user may inspect."""
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
@@ -81,7 +83,7 @@ def become(uid: int) -> None:
 
 
 def enter_own_namespaces(uid: int) -> None:
-    """Be a user's process in a user namespace, where the user is `uid`, and a mount namespace of its own."""
+    """Become a process of `USER` in its own user namespace, where the user is `uid`, and its own mount namespace."""
     become(USER)
     syscalls.unshare(syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS)
     Path("/proc/self/setgroups").write_text("deny")
@@ -92,17 +94,15 @@ def enter_own_namespaces(uid: int) -> None:
 
 @contextlib.contextmanager
 def beside(body: Callable[[], object]) -> Iterator[int]:
-    """Have a process that runs `body`, and then waits to be killed; gives its pid when `body` has returned."""
+    """Fork a process that runs `body` and then waits to be killed; yield its pid when `body` has returned."""
     reader, writer = os.pipe()
     if (child := os.fork()) == 0:
-        try:
+        with ending_afterwards():
             os.close(reader)
             body()
             os.write(writer, b"done")
             os.close(writer)
             signal.pause()
-        finally:
-            os._exit(1)
     os.close(writer)
     try:
         assert os.read(reader, 16) == b"done"
@@ -114,7 +114,7 @@ def beside(body: Callable[[], object]) -> Iterator[int]:
 
 
 def states(processes: list[psutil.Process]) -> list[str]:
-    """Return in which state each of the processes is that still exists."""
+    """Return the states of those processes that still exist."""
     found: list[str] = []
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -124,7 +124,7 @@ def states(processes: list[psutil.Process]) -> list[str]:
 
 @contextlib.contextmanager
 def at_once() -> Iterator[None]:
-    """What happens in the block takes no longer than if nobody did any harm."""
+    """Check that the block takes no longer than without an attack."""
     begun = time.monotonic()
     yield
     assert time.monotonic() - begun < AT_ONCE
@@ -153,8 +153,8 @@ INIT_REPLY = struct.pack("=IIIIHHIIHH28x", 7, 31, 65536, 0, 12, 9, 65536, 1, 0, 
 class FuseProgram:
     """A FUSE program with one file, `file`, which it serves in a thread until the `with` block ends.
 
-    It answers nothing of the operations in `silent`, after the first `spared` of them, unless this process itself
-    asks. `asked` are those that were asked by others, `silenced` those of them that got no answer.
+    It leaves the operations in `silent` unanswered, except for the first `spared` of them and those requested by this
+    process itself. `asked` are the operations that other processes requested, `silenced` those of them left unanswered.
     """
 
     def __init__(self, device: int, silent: tuple[int, ...] = ()) -> None:
@@ -211,7 +211,7 @@ class FuseProgram:
             return
         body = answers.get(operation, b"")
         error = 0 if operation in answers else -ENOSYS
-        with contextlib.suppress(OSError):  # nobody waits for the answer any more
+        with contextlib.suppress(OSError):  # no process waits for the answer any more
             os.write(self._device, struct.pack("=IiQ", 16 + len(body), error, unique) + body)
 
 
@@ -220,14 +220,14 @@ def attributes(node: int) -> bytes:
     return struct.pack("=QQQQQQIIIIIIIIII", node, 10, 1, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0)
 
 
-# To have taken away what is another's --------------------------------------------------------------------------
+# Unmounting filesystems of others ------------------------------------------------------------------------------
 
 LOOP_SET_FD, LOOP_CLR_FD, LOOP_CTL_ADD, LOOP_CTL_REMOVE = 0x4C00, 0x4C01, 0x4C80, 0x4C81
 
 
 @contextlib.contextmanager
 def loop_device(number: int, image: Path, node: Path) -> Iterator[bool]:
-    """Have `node` be a loop device of that number; whether there is none of that number yet."""
+    """Make `node` the loop device of that number. Yield True, or False if there already is such a device."""
     with Path("/dev/loop-control").open() as control:
         try:
             fcntl.ioctl(control, LOOP_CTL_ADD, number)
@@ -258,7 +258,8 @@ def has_removed_loop_device(control: int, number: int) -> bool:
 
 def test_a_block_device_filesystem_with_the_same_minor_number_is_not_unmounted(broker: Broker, users: Path) -> None:
     def attempt(number: int) -> bool:
-        """Whether there was no loop device yet with the number of a new mount of the user's, which stays meanwhile."""
+        """Return whether a loop device could be made with the minor number of a new mount of the user. The mount stays
+        while further ones are tried."""
         own = make_mountpoint(users, f"own{number}")
         device = mount(broker, own, uid=USER)
         minor = next(int(each.device.partition(":")[2]) for each in mountinfo() if each.mountpoint == str(own))
@@ -282,7 +283,7 @@ def test_a_block_device_filesystem_with_the_same_minor_number_is_not_unmounted(b
         assert (users / "roots/lost+found").is_dir()
 
     def body() -> None:
-        run(["mount", "-t", "tmpfs", "tmpfs", users])  # where devices may be opened
+        run(["mount", "-t", "tmpfs", "tmpfs", users])  # a filesystem where devices may be opened
         (users / "roots").mkdir()
         with (users / "image").open("wb") as image:
             image.truncate(16 << 20)
@@ -322,7 +323,7 @@ def test_what_came_to_lie_on_the_mountpoint_is_not_mounted_over(
 
 
 def test_a_dead_mount_that_was_made_for_root_is_not_roots_to_take_away(broker: Broker, place: Path) -> None:
-    """A volume, whose program may be back soon, in a container whose root may not unmount by itself."""
+    """A volume whose FUSE program may return soon, in a container whose root may not unmount by itself."""
 
     def body() -> None:
         device = os.open("/dev/fuse", os.O_RDWR)
@@ -376,7 +377,7 @@ RENAME_EXCHANGE = 2
 def test_a_lazy_unmount_takes_what_was_looked_at_although_names_are_exchanged(
     run_broker: RunBroker, users: Path, tmp_path: Path
 ) -> None:
-    """The names are exchanged in another mount namespace, where nothing is mounted on them."""
+    """The attacker exchanges the names in another mount namespace, where nothing is mounted on them."""
     broker = run_broker()
     own, roots = make_mountpoint(users, "own"), make_mountpoint(users, "roots")
     libc = ctypes.CDLL(None, use_errno=True)
@@ -396,7 +397,7 @@ def test_a_lazy_unmount_takes_what_was_looked_at_although_names_are_exchanged(
             with Client(broker, USER) as client, slow(broker, "umount2", 3, tmp_path / "trace"):
                 changed = users.stat().st_ctime_ns
                 client.send(unmount_request(own, lazy=True), os.open(users, O_PATH))
-                time.sleep(0.5)  # it has been looked at, and is not unmounted yet
+                time.sleep(0.5)  # the mounter has looked at it, and has not unmounted it yet
                 os.kill(other, signal.SIGUSR1)
                 wait_until(lambda: users.stat().st_ctime_ns != changed)
                 assert fuse_mounts(), "the names were exchanged too late"
@@ -408,17 +409,17 @@ def test_a_lazy_unmount_takes_what_was_looked_at_although_names_are_exchanged(
     in_private_namespace(body)
 
 
-# To mount where nobody may -------------------------------------------------------------------------------------
+# Mounting where it is forbidden --------------------------------------------------------------------------------
 
 
 def test_a_caller_that_changes_its_namespaces_between_two_looks_gets_nothing(
     run_broker: RunBroker, users: Path, tmp_path: Path
 ) -> None:
-    """A filesystem of the machine's own user namespace, in the hands of the root of another: what that allows is to
-    clear nosuid and nodev."""
+    """If root of another user namespace got a filesystem of the host's user namespace, it could clear nosuid and
+    nodev."""
     broker = run_broker()
     settle(broker)
-    # Each namespace is joined late, and between two of them, one of the callers moves.
+    # Each join of a namespace is delayed, and between two joins one of the callers moves.
     late = 0.3
     moves = [late * (number + 0.5) for number in range(5)]
 
@@ -457,7 +458,7 @@ def test_a_caller_that_changes_its_namespaces_between_two_looks_gets_nothing(
             got = os.read(ours, len(moves))
             assert len(got) == len(moves)
             assert EPERM in got, "nobody moved in between"
-            # The kernel shows user_id as the user namespace of the filesystem has it.
+            # The kernel shows user_id as mapped in the filesystem's user namespace.
             mounts = [mount for mount in mountinfo(into) if mount.is_fuse]
             assert len(mounts) == got.count(0)
             assert all("user_id=0" in mount.super_options for mount in mounts)
@@ -468,7 +469,7 @@ def test_a_caller_that_changes_its_namespaces_between_two_looks_gets_nothing(
 
 @pytest.mark.parametrize("sync_init", [False, True], ids=["before its program", "after its program"])
 def test_a_mountpoint_in_no_namespace_is_refused(sync_init: bool, broker: Broker, place: Path) -> None:
-    """A mount there would come along when the user attaches it, to whatever namespace that is by then."""
+    """A mount there would come along when the user attaches the mountpoint's filesystem, in any namespace."""
 
     def body() -> None:
         context = syscalls.fsopen(b"tmpfs", syscalls.FSOPEN_CLOEXEC)
@@ -483,7 +484,7 @@ def test_a_mountpoint_in_no_namespace_is_refused(sync_init: bool, broker: Broker
                 client.send(wire.encode_request(ProceedRequest()))
                 reply = client.reply()
             assert reply is not None
-            assert reply.errno in (EBUSY, EINVAL)  # older kernels refuse it by themselves
+            assert reply.errno in (EBUSY, EINVAL)  # older kernels refuse it themselves
             syscalls.move_mount(detached, b"", syscalls.AT_FDCWD, bytes(place), syscalls.MOVE_MOUNT_F_EMPTY_PATH)
             os.close(detached)
             assert [mount.mountpoint for mount in mountinfo() if mount.is_fuse] == []
@@ -541,7 +542,7 @@ def test_mount_max_holds_for_requests_at_once(run_broker: RunBroker, users: Path
 def test_the_root_of_a_container_hides_neither_proc_nor_devices_from_who_starts_a_program_there(
     path: str, user_namespace: bool, start: Start
 ) -> None:
-    """An engine's exec, with privilege, writes to /proc/self/attr there, and opens a terminal in /dev/pts."""
+    """The privileged exec of a container engine writes to /proc/self/attr there and opens a terminal in /dev/pts."""
     container = start(image_tag(BUSYBOX), user_namespace=user_namespace)
     outcome = call_in(container, ["fusermount3", path])
     assert outcome.stderr.splitlines()[0] == "fusermount3: mount failed: Operation not permitted"
@@ -549,13 +550,13 @@ def test_the_root_of_a_container_hides_neither_proc_nor_devices_from_who_starts_
     assert container.fuse_mounts() == []
 
 
-# To get at a device, or at what is the broker's own ------------------------------------------------------------
+# Getting devices and the broker's own resources ----------------------------------------------------------------
 
 IN_OPEN = 0x20
 
 
 class Watch:
-    """Whether a file is opened from now on, by whomever (inotify(7)); to look at it with O_PATH is not to open it."""
+    """A watch on a file (inotify(7)): true if any process has opened it since. Opening with O_PATH does not count."""
 
     def __init__(self, path: Path) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -571,10 +572,10 @@ class Watch:
 
 @pytest.mark.parametrize("kind", [stat.S_IFCHR, stat.S_IFBLK, stat.S_IFIFO, stat.S_IFREG])
 def test_only_dead_opens_no_device(kind: int, broker: Broker, users: Path) -> None:
-    """The broker may use devices that the container, which can have made the node, may not."""
+    """The broker may use devices that are forbidden to the container, which may have made the node."""
 
     def body() -> None:
-        run(["mount", "-t", "tmpfs", "tmpfs", users])  # where devices may be opened
+        run(["mount", "-t", "tmpfs", "tmpfs", users])  # a filesystem where devices may be opened
         node = users / "node"
         os.mknod(node, kind | 0o666, {stat.S_IFCHR: os.makedev(1, 3), stat.S_IFBLK: os.makedev(7, 0)}.get(kind, 0))
         opened = Watch(node)
@@ -626,7 +627,7 @@ def test_root_of_a_container_cannot_change_the_device_node_of_others(start: Star
 def test_a_user_cannot_send_signals_to_the_mounters_children(
     number: signal.Signals, broker: Broker, place: Path
 ) -> None:
-    """A child that is killed takes away no mount that nobody committed; one that is stopped never ends."""
+    """A killed child would not remove an uncommitted mount; a stopped one would never end."""
     mounter = broker.mounter
 
     def attack() -> None:
@@ -658,7 +659,8 @@ FUSE_DEV_IOC_SYNC_INIT = 229 << 8 | 3
 
 
 def test_a_container_sees_no_descriptors_in_a_child_of_the_mounter(start: Start, broker: Broker) -> None:
-    """What creates the filesystem is in the container's pid namespace, and as long as the FUSE program likes."""
+    """The child that creates the filesystem is in the PID namespace of the container, for as long as the FUSE program
+    chooses."""
     container = start(image_tag(BUSYBOX))
     with waiting_mount(container):
         (child,) = mounters_children_in(container, broker)
@@ -669,7 +671,7 @@ def test_a_container_sees_no_descriptors_in_a_child_of_the_mounter(start: Start,
         }
         status = dict(line.split(":\t", 1) for line in (process / "status").read_text().splitlines())
         assert int(status["CapPrm"], 16) == 1 << syscalls.CAP_SYS_ADMIN
-        assert status["Seccomp"] == "2"  # tests/unit/test_confinement.py has what that leaves
+        assert status["Seccomp"] == "2"  # tests/unit/mounter/test_confinement.py tests which system calls remain
         number = status["NSpid"].split()[-1]
         for secret in ("cwd", "root", f"fd/{next((process / 'fd').iterdir()).name}"):
             assert container.exec(["readlink", f"/proc/{number}/{secret}"], check=False).returncode != 0
@@ -685,13 +687,13 @@ def test_a_container_that_may_trace_processes_sees_no_child_of_the_mounter(broke
 def test_who_gets_hold_of_what_a_filesystem_is_created_from_gets_none(
     run_broker: RunBroker, place: Path, tmp_path: Path
 ) -> None:
-    """The caller has dropped CAP_SYS_PTRACE from its bounding set, and kept it otherwise; so may any neighbour."""
+    """The caller has dropped CAP_SYS_PTRACE from its bounding set only; any neighbour may do the same."""
     broker = run_broker()
     settle(broker)
 
     def attack() -> None:
         syscalls.prctl(syscalls.PR_CAPBSET_DROP, syscalls.CAP_SYS_PTRACE)
-        own = Path("/proc/self").resolve()  # by the host's number
+        own = Path("/proc/self").resolve()  # with the pid on the host
         with Client(broker) as client:
             client.send(mount_request(place), os.open(place, O_PATH))
             child = wait_for(lambda: in_pid_namespace_of(own, broker))
@@ -701,7 +703,7 @@ def test_who_gets_hold_of_what_a_filesystem_is_created_from_gets_none(
             assert client.refused() == (EPERM, "mount failed: Operation not permitted")
 
     def body() -> None:
-        with slow(broker, "fsconfig", 0.4, tmp_path / "trace"):  # there is time to find it
+        with slow(broker, "fsconfig", 0.4, tmp_path / "trace"):  # gives the attacker time to find the child
             syscalls.unshare(syscalls.CLONE_NEWPID)
             in_process(attack)
         wait_for_mounts([])
@@ -710,7 +712,7 @@ def test_who_gets_hold_of_what_a_filesystem_is_created_from_gets_none(
 
 
 def wait_for(find: Callable[[], list[int]]) -> int:
-    """Return the first of what is found, as soon as something is."""
+    """Wait until `find` returns something; return the first item."""
     found: list[int] = []
 
     def looks() -> bool:
@@ -722,7 +724,7 @@ def wait_for(find: Callable[[], list[int]]) -> int:
 
 
 def in_pid_namespace_of(process: Path, broker: Broker) -> list[int]:
-    """Return the pids, there, of the mounter's children that are in the pid namespace of a process."""
+    """Return the pids of the mounter's children in the PID namespace of a process, as numbered in that namespace."""
     numbers: list[int] = []
     for child in broker.mounter.children(recursive=True):
         with contextlib.suppress(OSError):
@@ -737,7 +739,7 @@ PIDFD_GETFD = 438
 
 
 def take_context(pid: int) -> int:
-    """Return a copy of the process's descriptor of the filesystem that is to be created."""
+    """Return a copy of the process's descriptor of the filesystem context. Raises AssertionError if it has none."""
     libc = ctypes.CDLL(None, use_errno=True)
     pidfd = os.pidfd_open(pid)
     try:
@@ -758,8 +760,8 @@ FUSE_DEV_IOC_CLONE = 0x8004E500
 def test_a_descriptor_that_was_made_another_of_a_live_connection_is_no_new_filesystem(
     broker: Broker, place: Path, users: Path
 ) -> None:
-    """With --sync-init the caller has a descriptor that serves nothing yet. Else it could mount one filesystem as often
-    as it likes, which counts once, and with the options of whoever made it."""
+    """With --sync-init the caller has a descriptor that serves nothing yet. Without this refusal it could mount one
+    filesystem any number of times, which counts once, and with the options of the caller that created it."""
     other = make_mountpoint(users, "other")
 
     def body() -> None:
@@ -781,7 +783,7 @@ def test_a_descriptor_that_was_made_another_of_a_live_connection_is_no_new_files
 
 @contextlib.contextmanager
 def waiting_mount(container: Container) -> Iterator[None]:
-    """Have the kernel's mount in the container wait for a FUSE program that says nothing."""
+    """Make the mount in the container wait, in the kernel, for a FUSE program that does not answer."""
     ours, theirs = socket.socketpair()
     ours.settimeout(20)
     with ours, theirs:
@@ -811,17 +813,17 @@ def waiting_mount(container: Container) -> Iterator[None]:
 
 
 def mounters_children_in(container: Container, broker: Broker) -> list[int]:
-    """Return the processes of the mounter that the container can see, by the host's numbers."""
+    """Return the host pids of the mounter's children that the container can see."""
     namespace = namespace_of(container.pid)
     return [child.pid for child in broker.mounter.children(recursive=True) if namespace_of(child.pid) == namespace]
 
 
-# To keep the broker from serving others ------------------------------------------------------------------------
+# Keeping the broker from serving others ------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def lingering_socket(_broker: Broker, _directory: Path) -> Iterator[int]:
-    """A connection whose close waits until the other end has read what it never reads."""
+    """A socket whose close waits for the other end to read data that it never reads."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         listener.bind(("127.0.0.1", 0))
@@ -840,17 +842,18 @@ def lingering_socket(_broker: Broker, _directory: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def unflushed_file(broker: Broker, directory: Path) -> Iterator[int]:
-    """A file whose close waits for a FUSE program that doesn't answer."""
+    """A file whose close waits for a FUSE program that does not answer."""
     place = make_mountpoint(directory, "hung", 0)
     with FuseProgram(mount(broker, place), silent=(FLUSH,)) as program:
         yield os.open(place / "file", os.O_RDONLY)
-        wait_until(lambda: {FLUSH, RELEASE} & {*program.asked})  # who takes the descriptor flushes it, too
+        wait_until(lambda: {FLUSH, RELEASE} & {*program.asked})  # the receiver of the descriptor flushes it too
     unmount(broker, place, lazy=True)
 
 
 @contextlib.contextmanager
 def stopped(broker: Broker) -> Iterator[None]:
-    """Have the front see all at once what is said in the block, and be the last who has what came with it."""
+    """Suspend the front during the block, so that it sees all messages at once and is the last holder of their
+    descriptors."""
     front = broker.front
     front.suspend()
     try:
@@ -915,7 +918,7 @@ def test_a_descriptor_whose_close_hangs_holds_nobody_up(
     def body() -> None:
         with hanging(broker, users) as descriptor, Client(broker, USER) as client:
             send(client, broker, make_mountpoint(users, "another"), descriptor)
-            time.sleep(0.2)  # it is being closed by now
+            time.sleep(0.2)  # by now the broker is closing it
             with at_once():
                 check_service(broker, place)
 
@@ -925,7 +928,7 @@ def test_a_descriptor_whose_close_hangs_holds_nobody_up(
 def test_what_is_said_when_a_rollback_has_ended_holds_nobody_up(
     run_broker: RunBroker, users: Path, place: Path, tmp_path: Path
 ) -> None:
-    """The mounter's child has gone by then, and the front has not hung up on the caller yet."""
+    """By then the child of the mounter has ended, and the front has not closed its connection to the caller yet."""
     broker = run_broker()
     settle(broker)
     mounter = broker.mounter
@@ -937,10 +940,10 @@ def test_what_is_said_when_a_rollback_has_ended_holds_nobody_up(
                 client.send(mount_request(place), os.open(place, O_PATH))
                 assert client.reply() is not None
                 client.send(b"noise")
-                time.sleep(0.3)  # the front waits for the rollback by now
+                time.sleep(0.3)  # by now the front waits for the rollback
                 with stopped(broker):
                     wait_for_mounts([])
-                    with contextlib.suppress(AssertionError):  # it may as well wait for the front
+                    with contextlib.suppress(AssertionError):  # the child may also wait for the front
                         wait_until(lambda: any(not is_alive(spare.pid) for spare in spares), seconds=1)
                     client.send(b"more", descriptor)
             with at_once():
@@ -961,7 +964,7 @@ def test_a_mount_that_was_made_unbindable_is_unmounted(broker: Broker, place: Pa
 
 
 def test_who_waits_until_a_mount_is_not_busy_any_more_has_no_lock(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mounts, "BUSY_MOMENT", 10)
+    monkeypatch.setattr(mount_tree, "BUSY_MOMENT", 10)
 
     def body() -> None:
         run(["mount", "-t", "tmpfs", "none", place])
@@ -969,15 +972,15 @@ def test_who_waits_until_a_mount_is_not_busy_any_more_has_no_lock(place: Path, m
         directory = os.open(place.parent, O_PATH)
         locks = os.memfd_create("locks")
         os.chdir("/proc")
-        looked = mounts.look_up(directory, bytes(place.name, "ascii"))
+        looked = mount_tree.look_up(directory, bytes(place.name, "ascii"))
         if (child := os.fork()) == 0:
-            os.close(busy)
-            mounts.unmount(directory, bytes(place.name, "ascii"), looked, False, locks, 10)
-            os._exit(0)
+            with ending_afterwards():
+                os.close(busy)
+                mount_tree.unmount(directory, bytes(place.name, "ascii"), looked, False, locks, 10)
         try:
-            time.sleep(0.5)  # it tries by now
+            time.sleep(0.5)  # by now the child tries to unmount
             for _ in range(20):
-                with mounts.alone(locks, [looked.mount_id], 5):
+                with mount_tree.alone(locks, [looked.mount_id], 5):
                     time.sleep(0.01)
         finally:
             os.close(busy)
@@ -994,7 +997,7 @@ def test_a_hung_lookup_of_one_user_does_not_hold_up_another(broker: Broker, user
             inner = mount(broker, hung / "file")
             with Client(broker) as client:
                 directory = os.open(hung, O_PATH)
-                program.silent, program.spared = (LOOKUP,), 1  # the second look is the one that is followed by deeds
+                program.silent, program.spared = (LOOKUP,), 1  # the mounter acts after the second lookup
                 client.send(unmount_request(hung / "file"), directory)
                 wait_until(lambda: program.silenced)
                 with at_once():

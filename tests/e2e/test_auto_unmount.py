@@ -1,4 +1,4 @@
-"""auto_unmount: the process that the FUSE program started stays, costs next to nothing, and clears up what is dead."""
+"""auto_unmount: the process that the FUSE program started stays, costs next to nothing, and removes a dead mount."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOUNTPOINT = "/home/user/mnt"
 
 
 class Watched:
-    """A mount with a watcher, whose FUSE program the test is: it holds the comm socket and the descriptor."""
+    """A mount with a watcher. The test plays the FUSE program: it holds the comm socket and the descriptor."""
 
     def __init__(self, broker: Broker, arguments: list[str], helper: str | Path = PROXY) -> None:
         self.comm, theirs = socket.socketpair()
@@ -49,7 +49,7 @@ class Watched:
 
 
 def watch_in_namespace(broker: Broker, tmp_path: Path, body: Callable[[Path, Watched, int], None]) -> None:
-    """Mount with auto_unmount in a private namespace, and run `body` with mountpoint, watcher and descriptor."""
+    """Mount with auto_unmount in a private namespace and call `body` with mountpoint, watcher and descriptor."""
 
     def in_namespace() -> None:
         watched = Watched(broker, ["-o", "auto_unmount", "--", str(tmp_path)])
@@ -107,7 +107,7 @@ def test_the_watcher_is_the_process_that_was_started_and_costs_next_to_nothing(b
 
 
 def waits_in_poll(process: Path) -> bool:
-    """Whether the process sleeps in poll(2), where the kernel doesn't say it in wchan."""
+    """Test whether the process sleeps in poll(2), for kernels that don't show it in wchan."""
     return (process / "syscall").read_text().split()[0] in ("7", "271")
 
 
@@ -128,7 +128,7 @@ def test_a_mount_that_somebody_still_holds_is_left_until_it_is_dead(run_broker: 
     broker = run_broker("deadlines.operation = 1")
 
     def body(_: Path, watched: Watched, descriptor: int) -> None:
-        watched.comm.close()  # the program has ended, but a child of it has inherited the descriptor
+        watched.comm.close()  # the program has ended, but one of its children has inherited the descriptor
         time.sleep(2.5)
         assert fuse_mounts()
         assert watched.watcher.poll() is None
@@ -145,7 +145,7 @@ def test_what_was_mounted_there_since_is_not_the_watchers(broker: Broker, tmp_pa
         helper: list[str | Path] = [PROXY, "-u", "--", mountpoint]
         subprocess.run(helper, env={"FUSERMOUNT3PROXY_FDPASSING_SOCKPATH": str(broker.socket)}, check=True)
         second = Watched(broker, ["-o", "auto_unmount", "--", str(mountpoint)])
-        os.close(second.descriptor())  # the second is dead, too, and yet it is not the first
+        os.close(second.descriptor())  # the second is dead too, but it is not the mount of the first watcher
         watched.comm.close()
         assert watched.watcher.wait(timeout=10) == 0
         assert len(fuse_mounts()) == 1
@@ -175,7 +175,7 @@ def test_a_watcher_waits_for_a_broker_that_is_down(run_broker: RunBroker, tmp_pa
         assert broker.process.wait(timeout=20) == 0
         broker.start()
 
-    # The broker is the test process's child, which starts it again when the process in the namespace says so.
+    # The broker is a child of the test process, which restarts it on a signal from the process in the namespace.
     before = signal.signal(signal.SIGUSR1, restart)
     try:
         watch_in_namespace(broker, tmp_path, body)
@@ -184,7 +184,7 @@ def test_a_watcher_waits_for_a_broker_that_is_down(run_broker: RunBroker, tmp_pa
 
 
 def test_a_mount_that_the_program_made_by_itself_is_watched_over_too(broker: Broker, tmp_path: Path) -> None:
-    """libfuse from 3.15 on calls the helper so, after a mount(2) of its own."""
+    """libfuse 3.15 and later call the helper this way, after their own mount(2)."""
 
     def in_namespace() -> None:
         genuine = Watched(broker, ["--", str(tmp_path)], helper="/usr/bin/fusermount3")

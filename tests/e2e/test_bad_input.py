@@ -1,5 +1,5 @@
-"""Whatever a caller says or does wrong, it is refused in words or hung up on; nothing is mounted, nothing is leaked,
-and the broker serves the next one."""
+"""Invalid input: the broker answers each error of a caller with a refusal or by closing the connection. It mounts
+nothing, leaks nothing, and serves the next caller."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from tests.e2e.hostile import (
     wait_for_mounts,
 )
 from tests.lab.broker import Broker
+from tests.lab.forked import ending_afterwards
 from tests.lab.images import BUSYBOX, image_tag
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def place(tmp_path: Path) -> Path:
     return path
 
 
-# What a record may hold ----------------------------------------------------------------------------------------
+# The contents of a record --------------------------------------------------------------------------------------
 
 GOOD = b"protocol=1-1\0operation=mount\0mountpoint=/m\0options=\0"
 
@@ -79,8 +80,8 @@ BAD_RECORDS: dict[str, tuple[bytes, int, str]] = {
     "an unknown operation": (b"protocol=1\0operation=chmod\0", EOPNOTSUPP, "unknown operation 'chmod'"),
     "an operation in capitals": (b"protocol=1\0operation=MOUNT\0", EOPNOTSUPP, "unknown operation 'MOUNT'"),
     "an empty operation": (b"protocol=1\0operation=\0", EOPNOTSUPP, "unknown operation ''"),
-    "a newer version": (GOOD.replace(b"1-1", b"2-3"), EPROTONOSUPPORT, "versions 1 to 1 are spoken here"),
-    "an older version": (GOOD.replace(b"1-1", b"0"), EPROTONOSUPPORT, "versions 1 to 1 are spoken here"),
+    "a newer version": (GOOD.replace(b"1-1", b"2-3"), EPROTONOSUPPORT, "versions 1 to 1 are supported"),
+    "an older version": (GOOD.replace(b"1-1", b"0"), EPROTONOSUPPORT, "versions 1 to 1 are supported"),
     "no number as version": (GOOD.replace(b"1-1", b"one"), EBADMSG, "a number is malformed"),
     "a negative version": (GOOD.replace(b"1-1", b"-1"), EBADMSG, "a number is malformed"),
     "an endless version": (GOOD.replace(b"1-1", b"1" * 5000), EBADMSG, "a number is malformed"),
@@ -410,7 +411,7 @@ def test_a_mountpoint_whose_program_hangs_is_refused_in_time_and_holds_nobody_up
     other.mkdir()
 
     def body() -> None:
-        device = mount(broker, place)  # nobody ever reads from it
+        device = mount(broker, place)  # no process ever reads from it
         begun = time.monotonic()
         with Client(broker) as client:
             client.send(mount_request(place), os.open(place, O_PATH))
@@ -432,7 +433,7 @@ def test_a_mountpoint_that_vanishes_meanwhile_is_mounted_or_refused(broker: Brok
             client.send(mount_request(place), os.open(place, O_PATH))
             try:
                 place.rmdir()
-            except OSError:  # it is mounted on by now
+            except OSError:  # it has become a mountpoint in the meantime
                 assert (reply := client.reply()) is not None
                 assert reply.errno == 0
             else:
@@ -445,7 +446,7 @@ def test_a_mountpoint_that_vanishes_meanwhile_is_mounted_or_refused(broker: Brok
     in_private_namespace(body)
 
 
-# Callers that hang, and callers that go ------------------------------------------------------------------------
+# Callers that hang or disappear --------------------------------------------------------------------------------
 
 
 def test_a_caller_that_says_nothing_is_told_so_in_time(broker: Broker, place: Path) -> None:
@@ -538,14 +539,14 @@ def test_a_mount_is_rolled_back_when_the_caller_commits_nothing(reads: bool, bro
 
 
 def test_a_request_is_not_carried_out_for_a_process_that_has_ended(broker: Broker, place: Path) -> None:
-    """Its connection lives on in another process, which is not the one that connected."""
+    """The connection stays open in another process, which is not the one that connected."""
 
     def body() -> None:
         ours, theirs = socket.socketpair()
         if (child := os.fork()) == 0:
-            client = Client(broker)
-            socket.send_fds(theirs, [b"x"], [client.socket.fileno()])
-            os._exit(0)
+            with ending_afterwards():
+                client = Client(broker)
+                socket.send_fds(theirs, [b"x"], [client.socket.fileno()])
         _, (inherited,), _, _ = socket.recv_fds(ours, 1, 1)
         os.waitpid(child, 0)
         connection = socket.socket(fileno=inherited)
@@ -562,7 +563,7 @@ def test_a_request_is_not_carried_out_for_a_process_that_has_ended(broker: Broke
     in_private_namespace(body)
 
 
-# What the configuration forbids, in fusermount3's words --------------------------------------------------------
+# Refusals by configuration, in fusermount3's words -------------------------------------------------------------
 
 
 def test_allow_other_is_for_users_if_the_configuration_says_so(run_broker: RunBroker) -> None:

@@ -1,4 +1,4 @@
-"""The benchmarks run: all parts in short, and what is measured is whole. No time is looked at."""
+"""Short runs of all parts of the benchmarks: the results must be complete; the times are not checked."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_quick_run_measures_all_parts_and_leaves_nothing(tmp_path: Path) -> No
 
 
 def test_where_the_proxy_of_meta_fuse_csi_plugin_can_be_had_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a stand-in for it that speaks its protocol: its module can't be had everywhere."""
+    """A stand-in that speaks its protocol replaces it: its module is not available everywhere."""
     stand_in = oldclient()
     monkeypatch.setattr(metafuse, "install", lambda _: stand_in)
     measured = in_private_namespace(lambda: latency.measure(3))

@@ -1,5 +1,5 @@
-"""Images that are built with the lines in docs/containers.md and docs/kubernetes.md, by Podman and without a network;
-and what comes of them when the distribution's fuse3 is installed later."""
+"""Images built by Podman, without a network, from the lines in docs/containers.md and docs/kubernetes.md; and the
+effect of installing the distribution's fuse3 in them later."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 
 from tests.e2e.documented import containerfiles, options_of, with_paths_of
+from tests.e2e.mergerfs import use_mergerfs
 from tests.e2e.sshfs import use_sshfs
 from tests.lab.broker import PROXY, Broker
 from tests.lab.commands import run
@@ -20,6 +21,7 @@ from tests.lab.images import (
     SSHFS,
     WITHOUT_FUSE,
     WITHOUT_FUSE_TRIXIE,
+    WITHOUT_MERGERFS,
     DebianRecipe,
     image_tag,
 )
@@ -40,7 +42,7 @@ FOR_DPKG, FOR_OTHERS, FOR_NO_SHELL, _ = containerfiles()
 
 
 class Build(Protocol):
-    """Build an image from another one and these lines of a Containerfile; return its name."""
+    """Build an image from a base image and lines of a Containerfile; return its name."""
 
     def __call__(self, base: str, lines: str) -> str: ...
 
@@ -63,12 +65,12 @@ def build(tmp_path: Path) -> Iterator[Build]:
 
 
 def options(broker: Broker, user: str | None, *volumes: Volume) -> Options:
-    """What docs/containers.md says is left for the command line."""
+    """The options that docs/containers.md still requires on the command line."""
     return Options(user=user, volumes=volumes, extra=with_paths_of(broker, options_of("podman run -v")))
 
 
 def check_probe(container: Container, mountpoint: str) -> None:
-    """Have our FUSE program mount, look at what it serves, and unmount."""
+    """Check that our FUSE program mounts, serves and unmounts."""
     result = container.exec(["/usr/bin/whoamifs", "--probe", mountpoint], check=False)
     assert (result.returncode, result.stdout.splitlines()[-1]) == (0, "ok=yes"), result.stdout + result.stderr
 
@@ -80,7 +82,7 @@ PROBE = Volume(whoamifs(), "/usr/bin/whoamifs")
 def test_debian_with_its_fuse3_and_our_lines(user: str, mountpoint: str, build: Build, broker: Broker) -> None:
     image = build(image_tag(SSHFS), FOR_DPKG)
     with Container(image, options=options(broker, user)) as container:
-        for name in ("fusermount3", "fusermount", "/bin/fusermount3", "/bin/fusermount"):
+        for name in ("fusermount3", "fusermount", "/bin/fusermount3", "/bin/fusermount", "mergerfs-fusermount"):
             assert container.exec([name, "-V"]).stdout == PROXY_VERSION
         assert container.exec(["/usr/bin/fusermount3.distrib", "-V"]).stdout != PROXY_VERSION
         use_sshfs(container, mountpoint)
@@ -108,9 +110,19 @@ def test_the_helper_of_libfuse_2_that_is_installed_later_is_put_beside_the_proxy
         assert "Status: install ok installed" in container.exec(["dpkg", "--status", "fuse"]).stdout
 
 
+def test_mergerfs_that_is_installed_later_uses_the_proxy(build: Build, broker: Broker) -> None:
+    install = "apt-get install --quiet --yes /packages/mergerfs_*.deb"
+    image = build(image_tag(WITHOUT_MERGERFS), f"{FOR_DPKG}RUN {install}\n")
+    with Container(image, options=options(broker, USER)) as container:
+        assert container.exec(["mergerfs-fusermount", "-V"]).stdout == PROXY_VERSION
+        assert container.exec(["/usr/bin/mergerfs-fusermount.distrib", "-V"]).stdout != PROXY_VERSION
+        use_mergerfs(container, "/home/user/mnt")
+
+
 def test_without_the_diversion_fuse3_replaces_the_proxy_and_mounting_fails(build: Build, broker: Broker) -> None:
-    _, *without = FOR_DPKG.splitlines(keepends=True)
-    image = build(image_tag(WITHOUT_FUSE), f"{''.join(without)}RUN {INSTALL_FUSE}\n")
+    diverting, copying = FOR_DPKG.split("COPY", 1)
+    assert "dpkg-divert" in diverting
+    image = build(image_tag(WITHOUT_FUSE), f"COPY{copying}RUN {INSTALL_FUSE}\n")
     with Container(image, options=options(broker, USER, PROBE)) as container:
         assert container.exec(["fusermount3", "-V"]).stdout != PROXY_VERSION
         result = container.exec(["whoamifs", "--probe", "/home/user/mnt"], check=False)
@@ -121,12 +133,13 @@ def test_without_the_diversion_fuse3_replaces_the_proxy_and_mounting_fails(build
 def test_an_image_without_dpkg(build: Build, broker: Broker) -> None:
     image = build(image_tag(BUSYBOX), FOR_OTHERS)
     with Container(image, options=options(broker, USER, PROBE)) as container:
-        assert container.exec(["fusermount", "-V"]).stdout == PROXY_VERSION
+        for name in ("fusermount", "mergerfs-fusermount"):
+            assert container.exec([name, "-V"]).stdout == PROXY_VERSION
         check_probe(container, "/home/user/mnt")
 
 
 def test_an_image_for_pods(build: Build, broker: Broker) -> None:
-    """The first two lines say what is in the lab's image: Debian, sshfs, and a user."""
+    """The image of the lab has the contents of the first two lines: Debian, sshfs, and a user."""
     base, install, *lines = FOR_PODS.splitlines(keepends=True)
     assert base.startswith("FROM debian:") and "sshfs" in install and "useradd --uid 1000 user" in install
     image = build(image_tag(SSHFS), "".join(lines))

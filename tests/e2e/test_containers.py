@@ -1,4 +1,4 @@
-"""A FUSE program mounts in each kind of container, and where the real helper says no, the proxy does."""
+"""A FUSE program mounts in each kind of container, and the proxy refuses what the real helper refuses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.e2e
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of container; `uid` and `gid` are what its processes have, inside."""
+    """A kind of container; `uid` and `gid` are those of its processes, as seen inside."""
 
     user: str | None = None
     user_namespace: bool = False
@@ -55,7 +55,7 @@ MOUNTPOINT = "/tmp/m"
 
 
 def serve(container: Container, mountpoint: str = MOUNTPOINT, *options: str) -> Popen[str]:
-    """Start whoamifs at `mountpoint`, made when it is missing; return when it is mounted."""
+    """Start whoamifs at `mountpoint`, creating the directory if needed; return when it is mounted."""
     container.exec(["mkdir", "-p", mountpoint])
     program = container.start(["whoamifs", "-f", *options, mountpoint])
     wait_until(lambda: container.fuse_mounts(mountpoint) or program.poll() is not None)
@@ -90,7 +90,7 @@ def test_a_program_mounts_serves_and_unmounts_as(kind: Kind, start: Start) -> No
     assert (result.stdout, result.stderr) == ("", "")
     _, said = program.communicate(timeout=20)
     assert program.returncode == 0
-    assert "fusermount" not in said  # libfuse says something of its own now and then
+    assert "fusermount" not in said  # libfuse sometimes prints a message of its own
     assert container.fuse_mounts() == []
     assert container.exec(["ls", MOUNTPOINT]).stdout == ""
 
@@ -120,7 +120,7 @@ def test_a_from_scratch_image_needs_only_the_program_and_the_proxy_as(
         read_only=kind.read_only,
         extra=("--tmpfs", "/mnt") if kind.read_only else (),
     )
-    # The probe itself compares whom the program sees, uid, gid and pid, with who it is.
+    # The probe itself compares the uid, gid and pid that the FUSE program sees with its own.
     result = container.exec(["/program", "--probe", "/mnt"], check=False)
     assert (result.returncode, result.stdout.splitlines()[-1]) == (0, "ok=yes"), result.stdout + result.stderr
     assert "whoami uid={} gid={}".format(*kind.ids) in result.stdout
@@ -144,13 +144,13 @@ def kinds(*groups: dict[str, Kind]) -> pytest.MarkDecorator:
 
 @pytest.fixture(scope="module")
 def container(request: pytest.FixtureRequest, session_broker: Broker) -> Iterator[Container]:
-    """A container which the tests share that are to mount nothing in it."""
+    """A container shared by the tests that must mount nothing in it."""
     with containers(session_broker) as start:
         yield request.param.start(start)
 
 
 def refusal(container: Container, path: str) -> str:
-    """Return what the helper says first when it is asked to mount there, after it was seen to refuse."""
+    """Check that the helper refuses to mount at `path`; return the first line of its message."""
     outcome = call_in(container, ["fusermount3", "--", path], container.options.user)
     assert (outcome.status, outcome.stdout, outcome.descriptor) == (1, "", None), outcome
     assert container.fuse_mounts() == []
@@ -252,7 +252,7 @@ def test_what_a_user_mounts_another_cannot_enter_or_unmount(start: Start) -> Non
     assert result.stderr.startswith(f"fusermount3: entry for {MOUNTPOINT} not found in /etc/mtab\n")
     assert container.fuse_mounts() != []
 
-    container.exec(["fusermount3", "-u", MOUNTPOINT], user="0:0")  # root may
+    container.exec(["fusermount3", "-u", MOUNTPOINT], user="0:0")  # root may unmount it
     assert program.wait(timeout=20) == 0
 
 

@@ -1,4 +1,4 @@
-"""Mounts whose FUSE program is gone: the broker finds and removes them, and nothing else."""
+"""Mounts whose FUSE program has ended: the broker finds and removes them, and only them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from tests.e2e.conftest import RunBroker, containers, wait_until
 from tests.e2e.hostile import fuse_mounts, in_private_namespace, mount, unmount
 from tests.lab.broker import Broker
 from tests.lab.images import BUSYBOX, image_tag
+from tests.lab.pace import SLOWNESS
 from tests.lab.podman import Container
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 MOUNTPOINT = "/home/user/mnt"
 ON = "dead_mounts_seconds = 1"
-SOON = 5  # seconds, what is promised
+SOON = 5 * SLOWNESS  # seconds, as promised
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def reaping(run_broker: RunBroker) -> Broker:
 
 
 def program_in(container: Container) -> psutil.Process:
-    """Start the FUSE program in the container; return it when it has mounted."""
+    """Start the FUSE program in the container; return its process when it has mounted."""
     container.start(["whoamifs", "-f", MOUNTPOINT])
     wait_until(lambda: container.fuse_mounts(MOUNTPOINT))
     (program,) = (each for each in psutil.process_iter(["name"]) if is_whoamifs_in(container, each))
@@ -94,7 +95,7 @@ def test_a_mount_that_died_while_the_broker_was_down_is_gone_soon_after_it_is_up
 
 @pytest.mark.parametrize("name", ["a\rb", "\r", "a b", "a\nb", "a\\040b", "#"])
 def test_it_is_gone_soon_whatever_its_mountpoint_is_called(reaping: Broker, tmp_path: Path, name: str) -> None:
-    """Some bytes are escaped in mountinfo, and some are not."""
+    """mountinfo escapes some bytes and leaves others."""
 
     def body() -> None:
         (tmp_path / name).mkdir()
@@ -105,7 +106,7 @@ def test_it_is_gone_soon_whatever_its_mountpoint_is_called(reaping: Broker, tmp_
 
 
 def test_a_descriptor_on_its_way_between_processes_is_not_death(reaping: Broker, tmp_path: Path) -> None:
-    """While it is in a socket, no process has it, and yet somebody will serve."""
+    """While the descriptor is in a socket, no process holds it, but a process may still receive it and serve."""
 
     def body() -> None:
         device = mount(reaping, tmp_path)

@@ -1,5 +1,5 @@
-"""The device plugin as a process, with a fake kubelet: no cluster is to be had here. The API between them is the real
-one, and the containers are real, made of what the plugin has answered."""
+"""The device plugin as a process, with a fake kubelet, because no cluster is available here. The API between them is
+real, and so are the containers, which are made from the answers of the plugin."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ import grpc
 import pytest
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 
-from broker.deviceplugin import deviceplugin_pb2 as api
+from fusermount3_broker.injection import deviceplugin_pb2 as api
 from tests.callers.build import NotReachable, compile_in, compilers, copy_out, downloading
 from tests.callers.conftest import not_run
 from tests.csi.protos import described
 from tests.e2e.conftest import wait_until
 from tests.e2e.documented import known_to_engines
+from tests.e2e.mergerfs import use_mergerfs
 from tests.e2e.sshfs import use_sshfs
 from tests.lab.broker import PROGRAM, PROXY, Broker
 from tests.lab.cache import Cache, recipe_hash
 from tests.lab.device_kubelet import FakeKubelet, podman_options
-from tests.lab.images import SSHFS, image_tag
+from tests.lab.images import MERGERFS, SSHFS, image_tag
 from tests.lab.podman import Container, Options
 from tests.lab.programs import SOURCES
 
@@ -36,13 +37,13 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.e2e
 
 OFFICIAL = "k8s.io/kubelet@v0.34.1"
-# As in packaging/kubernetes/device-plugin: root, but without any capability.
+# As in packaging/kubernetes/device-plugin: root without any capability.
 WITHOUT_PRIVILEGE = ("setpriv", "--no-new-privs", "--bounding-set=-all")
 RESOURCE = "fusermount3-proxy.dev/fuse"
 
 
 class Plugin:
-    """The process, with its log; `directory` is kubelet's for device plugins."""
+    """The process of the device plugin, and its log; `directory` is kubelet's directory for device plugins."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -59,7 +60,7 @@ class Plugin:
             )
 
     def end(self) -> int:
-        """Ask it to end; return its status."""
+        """Terminate the plugin with SIGTERM; return its exit status."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout=30)
@@ -70,13 +71,13 @@ class Plugin:
             self.process.wait()
 
     def said(self) -> list[str]:
-        """Return the messages in its log; all of the log is records."""
+        """Return the messages in its log, which holds only records."""
         return [json.loads(line)["message"] for line in self.log.read_text().splitlines()]
 
 
 @pytest.fixture
 def plugin() -> Iterator[Plugin]:
-    """A plugin to be started. Its directory is short, for paths of sockets are."""
+    """A plugin that is not started yet. The path of its directory is short, because socket paths are limited."""
     with tempfile.TemporaryDirectory(prefix="kubelet-") as root:
         plugin = Plugin(Path(root))
         plugin.directory.mkdir()
@@ -88,7 +89,7 @@ def plugin() -> Iterator[Plugin]:
 
 @contextlib.contextmanager
 def open_socket(path: Path) -> Iterator[None]:
-    """Listen where the broker would."""
+    """Listen on the socket in place of the broker."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(bytes(path))
         listener.listen()
@@ -138,7 +139,7 @@ def test_it_registers_again_with_a_kubelet_that_is_started_again(plugin: Plugin)
         plugin.start(broker, "--count", "1", "--resource", "example.org/fuse")
         wait_until(lambda: plugin.said() == [f"no kubelet at {plugin.directory}/kubelet.sock"])
         for _ in range(3):
-            # It removes what it finds: its own old socket and the plugin's.
+            # Kubelet removes the sockets that it finds: its own old one and the plugin's.
             with FakeKubelet(plugin.directory) as kubelet, kubelet.plugin() as called:
                 assert called.request.resource_name == "example.org/fuse"
                 assert next(called.listings()) == {"fuse-0": "Healthy"}
@@ -185,7 +186,7 @@ def test_one_that_has_no_place_for_its_socket_says_so_and_ends(plugin: Plugin) -
     assert plugin.socket.is_dir()
 
 
-# /dev/fuse of a host without udev is root's.
+# On a host without udev, /dev/fuse belongs to root.
 @pytest.mark.parametrize(
     ("user", "mountpoint", "device_node"),
     [("0:0", "/mnt", False), ("1000:1000", "/home/user/mnt", False), ("0:0", "/mnt", True)],
@@ -203,8 +204,9 @@ def test_sshfs_mounts_in_a_container_that_podman_makes_of_what_allocate_answers(
             with pytest.raises(grpc.RpcError, match="there is no device 'fuse-1000'"):
                 called.allocate(["fuse-1000"])
         assert plugin.end() == 0
-    with Container(image_tag(SSHFS), options=Options(user=user, extra=podman_options(given))) as container:
-        use_sshfs(container, mountpoint)
+    for image, use in ((SSHFS, use_sshfs), (MERGERFS, use_mergerfs)):
+        with Container(image_tag(image), options=Options(user=user, extra=podman_options(given))) as container:
+            use(container, mountpoint)
 
 
 def test_sshfs_mounts_in_a_container_that_gets_the_cdi_device_that_allocate_names(
@@ -226,7 +228,7 @@ def test_sshfs_mounts_in_a_container_that_gets_the_cdi_device_that_allocate_name
 
 
 def official_proto() -> Path:
-    """Return the directory with api.proto as kubelet's module for Go has it. Raises NotReachable."""
+    """Return the directory with api.proto from kubelet's Go module. Raises NotReachable."""
 
     def build(directory: Path) -> None:
         with compilers(SOURCES / "go") as container:
@@ -255,11 +257,11 @@ def test_names_and_numbers_are_those_of_the_official_api() -> None:
     for service in ours.service:
         for each in service.method:
             other = methods[service.name, each.name]
-            other.ClearField("options")  # there are none, but it is said so
+            other.ClearField("options")  # the field is present although there are no options
             assert each == other
 
 
 def fields(message: DescriptorProto) -> set[tuple[object, ...]]:
-    """Return name, number, label and type of each field, also of the messages that maps are made of."""
+    """Return name, number, label and type of each field, including those of the nested messages of maps."""
     own = {(each.name, each.number, each.label, each.type, each.type_name) for each in message.field}
     return own | {(nested.name, frozenset(fields(nested))) for nested in message.nested_type}

@@ -1,9 +1,9 @@
-"""FUSE programs that stop answering: they hold up nobody but who uses their filesystem, and that can be ended.
+"""FUSE programs that stop answering: they hold up only the users of their filesystem, and the hang can be ended.
 
-What Linux 6.18 does by itself: when the last mount of an ordinary FUSE filesystem goes, it aborts the connection before
-anything else. It does not send FUSE_DESTROY, and nothing is written back then, because the close(2) of each file has
-waited for that. So unmounting blocks on other things: a path through a FUSE filesystem, or a FUSE program that is
-itself stuck in another one while it takes a request.
+Linux 6.18 aborts the FUSE connection first when the last mount of an ordinary FUSE filesystem goes. It does not send
+FUSE_DESTROY, and it writes nothing back then, because the close(2) of each file has waited for that. So unmounting
+blocks on other things: a path through a FUSE filesystem, or a FUSE program that is itself stuck in another FUSE
+filesystem while it takes a request.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ from tests.e2e.hostile import (
 from tests.e2e.test_sync_init import READY, FakeLibfuse319
 from tests.lab.broker import PROXY, Broker
 from tests.lab.commands import CommandFailed, run
+from tests.lab.forked import ending_afterwards
 from tests.lab.images import BUSYBOX, image_tag
+from tests.lab.pace import SLOWNESS
 from tests.lab.podman import Container, Volume
 from tests.lab.programs import stopfs
 
@@ -47,10 +49,10 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 MOUNTPOINT = "/home/user/mnt"
-SOON = 2000  # milliseconds, what is promised for an unmount
-REAPED = 5  # seconds, what is promised for a dead mount
+SOON = 2000 * SLOWNESS  # milliseconds, as promised for an unmount
+REAPED = 5  # seconds, as promised for a dead mount
 OPERATION = 2
-SIZE = 1 << 17  # of a file, and of what a FUSE program may read at once
+SIZE = 1 << 17  # of a file, and the most that a FUSE program may read at once
 CONFIGURATION = f"""\
 hung_seconds = 1
 dead_mounts_seconds = 1
@@ -62,7 +64,7 @@ sync_init = 3
 
 @pytest.fixture
 def broker(run_broker: RunBroker) -> Iterator[Broker]:
-    """A broker that looks often, and of which nothing may be stuck when the test has ended."""
+    """A broker that checks its mounts often, and must have no stuck process when the test has ended."""
     broker = run_broker(CONFIGURATION)
     settle(broker)
     before = len(children_of_mounter(broker))
@@ -76,7 +78,7 @@ def children_of_mounter(broker: Broker) -> list[psutil.Process]:
 
 
 def blocked(broker: Broker) -> list[psutil.Process]:
-    """The children of the mounter that not even SIGKILL ends."""
+    """Return the children of the mounter that not even SIGKILL ends."""
     found = []
     for child in children_of_mounter(broker):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -89,22 +91,33 @@ def state(broker: Broker) -> str:
     return str(mount["state"])
 
 
+def named(container: Container, name: str) -> list[psutil.Process]:
+    """Return the processes of a container with this name."""
+    found = []
+    for pid in container.processes():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended in the meantime
+            process = psutil.Process(pid)
+            if process.name() == name:
+                found.append(process)
+    return found
+
+
 class Hung:
-    """A container with a FUSE program that stops answering, and somebody who waits for it."""
+    """A container with a FUSE program that stops answering, and a user process that waits for it."""
 
     def __init__(self, container: Container, options: str, use: str) -> None:
-        """Mount with these options of stopfs; have a shell run `use` in the mountpoint."""
+        """Mount with these options of stopfs; run `use` in the mountpoint by a shell."""
         self.container = container
         self.program = container.start(["stopfs", "-f", "-o", options, MOUNTPOINT])
         wait_until(lambda: container.fuse_mounts(MOUNTPOINT))
         self.user = container.start(["sh", "-c", f"cd {MOUNTPOINT} && {use}"])
 
     def process(self) -> psutil.Process:
-        (pid,) = [pid for pid in self.container.processes() if psutil.Process(pid).name() == "stopfs"]
-        return psutil.Process(pid)
+        (program,) = named(self.container, "stopfs")
+        return program
 
     def end(self) -> str:
-        """Kill the program; return what the user was told."""
+        """Kill the program; return the error output of the user process."""
         with contextlib.suppress(ValueError):
             self.process().kill()
         _, said = self.user.communicate(timeout=20)
@@ -141,12 +154,12 @@ def test_what_hangs_is_called_so_and_can_be_ended_while_its_program_stays(
         wait_until(lambda: state(broker) == "hung")
         (mount,) = broker.mounts()
         assert mount["waiting"] > 0
-        assert f"{mount['request']}  hung " in broker.ask("mounts")
-        assert broker.ask("abort", mount["request"]).startswith(f"aborted {mount['request']}: {MOUNTPOINT}")
+        assert f"{mount['request_id']}  hung " in broker.ask("mounts")
+        assert broker.ask("abort", mount["request_id"]).startswith(f"aborted {mount['request_id']}: {MOUNTPOINT}")
         hung.user.communicate(timeout=20)
         wait_until(lambda: not hung.container.fuse_mounts(), REAPED)
-        (record,) = broker.records("aborted a FUSE connection: an administrator said so")
-        assert record["request_id"] == mount["request"]
+        (record,) = broker.records("aborted a FUSE connection: an administrator asked for it")
+        assert record["request_id"] == mount["request_id"]
         assert record["mountpoint"] == MOUNTPOINT
         hung.end()
 
@@ -159,14 +172,14 @@ def test_whoever_has_mounted_it_can_be_ended(broker: Broker, user: str | None, u
         container = start(image_tag(BUSYBOX), user=user, user_namespace=user_namespace, volumes=volumes)
         hung = Hung(container, *HANGS["getattr"])
         wait_until(lambda: state(broker) == "hung")
-        broker.ask("abort", broker.mounts()[0]["request"])
+        broker.ask("abort", broker.mounts()[0]["request_id"])
         wait_until(lambda: not container.fuse_mounts(), REAPED)
         hung.end()
 
 
 @pytest.mark.parametrize("flags", ["-u", "-uz"])
 def test_the_answer_to_an_unmount_comes_soon(broker: Broker, hang: tuple[str, str], flags: str) -> None:
-    """It is refused where somebody is in it, as it is with fusermount3, and carried out where it is lazy."""
+    """The unmount is refused while a process uses the mount, as by fusermount3; a lazy unmount is carried out."""
     with containers(broker) as start:
         container = start(image_tag(BUSYBOX), volumes=(stopfs_volume(),))
         hung = Hung(container, *hang)
@@ -188,7 +201,7 @@ def test_the_answer_to_an_unmount_comes_soon(broker: Broker, hang: tuple[str, st
 def test_a_program_that_hangs_at_its_beginning_or_end_is_unmounted_soon(
     broker: Broker, operation: str, flags: str
 ) -> None:
-    """With nobody in it. The program gets to its end after the unmount, which does not wait for that."""
+    """No process uses the mount. The program reaches its end after the unmount, which does not wait for that."""
     with containers(broker) as start:
         container = start(image_tag(BUSYBOX), volumes=(stopfs_volume(),))
         hung = Hung(container, f"silent_at={operation}", "cd /")
@@ -196,9 +209,8 @@ def test_a_program_that_hangs_at_its_beginning_or_end_is_unmounted_soon(
             hung.user.wait(timeout=20)
         else:
             hung.user.kill()
-            for pid in container.processes():
-                if psutil.Process(pid).name() == "sh":
-                    psutil.Process(pid).kill()
+            for shell in named(container, "sh"):
+                shell.kill()
         wait_until(lambda: container.exec(["fusermount3", flags, MOUNTPOINT], check=False).returncode == 0)
         assert broker.records("unmount unmounted")[0]["milliseconds"] < SOON
         assert not container.fuse_mounts()
@@ -206,7 +218,7 @@ def test_a_program_that_hangs_at_its_beginning_or_end_is_unmounted_soon(
 
 
 def test_a_lazy_unmount_loses_nothing_that_is_slowly_written_back(broker: Broker) -> None:
-    """Page by page; the program takes several times as long for all of it as what hangs is given."""
+    """The writes come page by page; in total the program takes several times as long as a hung one is allowed."""
     with containers(broker) as start:
         container = start(image_tag(BUSYBOX), volumes=(stopfs_volume(),))
         writes = "dd if=/dev/zero of=file bs=64k count=128"
@@ -243,7 +255,7 @@ def test_who_aborts_what_is_not_there_is_told(broker: Broker, tmp_path: Path) ->
         (mounted,) = broker.mounts()
         os.close(device)
         unmount(broker, tmp_path)
-        for wanted in ("none", mounted["request"]):
+        for wanted in ("none", mounted["request_id"]):
             with pytest.raises(CommandFailed, match=f"no live mount has the id '{wanted}'"):
                 broker.ask("abort", wanted)
 
@@ -253,11 +265,11 @@ def test_who_aborts_what_is_not_there_is_told(broker: Broker, tmp_path: Path) ->
 def test_an_id_may_be_cut_as_long_as_it_is_one(broker: Broker, tmp_path: Path) -> None:
     def body() -> None:
         devices = []
-        places = [tmp_path / f"{number}" for number in range(17)]  # two of them begin with the same digit
+        places = [tmp_path / f"{number}" for number in range(17)]  # two of their request IDs begin with the same digit
         for place in places:
             place.mkdir()
             devices.append(mount(broker, place))
-        ids = [each["request"] for each in broker.mounts()]
+        ids = [each["request_id"] for each in broker.mounts()]
         shared = next(each[0] for each in ids if sum(other[0] == each[0] for other in ids) > 1)
         with pytest.raises(CommandFailed, match=f"'{shared}' is ambiguous: "):
             broker.ask("abort", shared)
@@ -275,11 +287,11 @@ def test_an_id_may_be_cut_as_long_as_it_is_one(broker: Broker, tmp_path: Path) -
 
 @contextlib.contextmanager
 def program(broker: Broker, place: Path, options: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Have stopfs serve `place`, mounted through the broker, in this mount namespace; it is killed in the end."""
+    """Run stopfs at `place`, mounted through the broker in this mount namespace, until the block ends; then kill it."""
     run(["mount", "--bind", PROXY, "/usr/bin/fusermount3"])
     run(["mount", "--bind", "/dev/null", "/dev/fuse"])
     environment = {"FUSERMOUNT3PROXY_FDPASSING_SOCKPATH": str(broker.socket)}
-    unprivileged = ["/usr/bin/setpriv", "--bounding-set", "-sys_admin"]  # or libfuse would mount by itself
+    unprivileged = ["/usr/bin/setpriv", "--bounding-set", "-sys_admin"]  # otherwise libfuse would mount by itself
     process = subprocess.Popen(
         [*unprivileged, str(stopfs()), "-f", "-o", options, str(place)], env=environment, stdout=subprocess.DEVNULL
     )
@@ -312,7 +324,7 @@ def test_an_unmount_inside_a_filesystem_that_hangs_ends(broker: Broker, tmp_path
                 errno, text = client.refused()
             assert errno == ETIMEDOUT, text
             check_service(broker, place_in(tmp_path, "other"))
-            wait_until(lambda: broker.records("aborted a FUSE connection: its program hangs"))
+            wait_until(lambda: broker.records("aborted a FUSE connection: its FUSE program hangs"))
             wait_until(lambda: blocked(broker) == [])
             os.close(device)
         wait_until(lambda: not fuse_mounts())
@@ -332,7 +344,7 @@ def test_a_mount_on_a_filesystem_that_hangs_ends(broker: Broker, tmp_path: Path,
                 client.send(mount_request(outer / "file", sync_init=sync_init), mountpoint)
                 errno, text = client.refused()
             assert errno == ETIMEDOUT, text
-            wait_until(lambda: broker.records("aborted a FUSE connection: its program hangs"))
+            wait_until(lambda: broker.records("aborted a FUSE connection: its FUSE program hangs"))
             wait_until(lambda: blocked(broker) == [])
         wait_until(lambda: not fuse_mounts())
 
@@ -340,7 +352,7 @@ def test_a_mount_on_a_filesystem_that_hangs_ends(broker: Broker, tmp_path: Path,
 
 
 def test_a_slow_filesystem_around_the_mountpoint_is_not_aborted(run_broker: RunBroker, tmp_path: Path) -> None:
-    """It takes longer for one answer than the time in which what hangs must move."""
+    """It takes longer for one answer than the time in which a hung one must make progress."""
     broker = run_broker("dead_mounts_seconds = 1\ndeadlines.operation = 10")
     outer = place_in(tmp_path, "outer")
 
@@ -358,7 +370,7 @@ def test_a_slow_filesystem_around_the_mountpoint_is_not_aborted(run_broker: RunB
 
 
 def test_a_filesystem_that_is_not_of_the_broker_is_not_aborted(broker: Broker, tmp_path: Path) -> None:
-    """Who blocks on it is waited for, and everybody else is served."""
+    """The broker waits for the child that blocks on it, and serves all other callers."""
     outer = place_in(tmp_path, "outer")
 
     def body() -> None:
@@ -387,8 +399,8 @@ def test_a_filesystem_that_is_not_of_the_broker_is_not_aborted(broker: Broker, t
 def test_an_unmount_that_blocks_in_the_kernel_has_the_connection_aborted_soon(
     broker: Broker, tmp_path: Path, lazy: bool
 ) -> None:
-    """The program of `first` takes its requests into memory that is a file of `second`, which hangs. So the kernel
-    can't end the requests of `first`; when `second` is aborted too, it can."""
+    """The program of `first` reads its requests into memory mapped from a file of `second`, which hangs. So the kernel
+    can't end the requests of `first` until `second` is aborted too."""
     first, second = place_in(tmp_path, "first"), place_in(tmp_path, "second")
 
     def take_requests(device: int) -> None:
@@ -400,19 +412,19 @@ def test_an_unmount_that_blocks_in_the_kernel_has_the_connection_aborted_soon(
         with program(broker, second, "silent_at=read"):
             device = mount(broker, first)
             if (taker := os.fork()) == 0:
-                take_requests(device)
-                os._exit(0)
+                with ending_afterwards():
+                    take_requests(device)
             os.close(device)
             wait_until(lambda: psutil.Process(taker).status() == psutil.STATUS_DISK_SLEEP)
             with Client(broker) as client:
                 begun = time.monotonic()
                 client.send(unmount_request(first, lazy=lazy), os.open(tmp_path, O_PATH))
-                wait_until(lambda: broker.records("aborted a FUSE connection: its program hangs"))
+                wait_until(lambda: broker.records("aborted a FUSE connection: its FUSE program hangs"))
                 assert 1000 * (time.monotonic() - begun) < SOON
                 check_service(broker, place_in(tmp_path, "other"))
                 assert client.refused()[0] == ETIMEDOUT
             assert len(blocked(broker)) == 1
-            ids = {each["mountpoint"]: each["request"] for each in broker.mounts()}
+            ids = {each["mountpoint"]: each["request_id"] for each in broker.mounts()}
             broker.ask("abort", ids[str(second)])
             os.waitpid(taker, 0)
             wait_until(lambda: blocked(broker) == [])
@@ -425,7 +437,7 @@ def test_an_unmount_that_blocks_in_the_kernel_has_the_connection_aborted_soon(
 
 
 def answer_nothing(program: FakeLibfuse319) -> None:
-    """Have the fake libfuse take FUSE_INIT, and say nothing."""
+    """Make the fake libfuse take FUSE_INIT without answering."""
     assert program.wait_for_init(), "this kernel waits for no FUSE_INIT"
     program.comm.send(READY)
     wait_until(lambda: take(program.descriptor))

@@ -1,7 +1,7 @@
-"""docs/install-systemd.md, executed on a machine of its own: the broker from source, as a service; and what the other
-pages tell to type where it runs.
+"""docs/install-systemd.md, executed on its own machine: the broker from source, as a service; and the commands of the
+other pages for a host where it runs.
 
-What is downloaded comes from the cache, for the machine has no network; what has to be compiled is, there.
+Downloads come from the cache, because the machine has no network; compilation takes place on the machine.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ SOURCES, DOWNLOADS = "/srv/sources", "/srv/downloads"
 
 
 def packages() -> list[str]:
-    """Return the Debian packages that the page says are needed."""
+    """Return the Debian packages that the page requires."""
     (install,) = block(PAGE, "apt-get install gcc").commands
     return install.split()[2:]
 
 
 def recipe() -> DebianRecipe:
-    """A system that boots, with those packages, and curl to ask for metrics."""
+    """Return a bootable system with those packages, and curl to query the metrics."""
     return DebianRecipe("from-source", ("systemd", "systemd-sysv", "dbus", "curl", "procps", *packages()))
 
 
 class Machine:
-    """A machine that has booted, with a clone of the sources."""
+    """A booted machine with a clone of the sources."""
 
     def __init__(self, container: Container) -> None:
         self.container = container
 
     def run(self, *argv: str, user: str | None = None) -> str:
-        """Return what the command prints."""
+        """Run the command; return its output."""
         return self.container.exec(argv, user=user).stdout
 
     def execute(self, commands: Sequence[str]) -> str:
-        """Have root's shell execute the commands in the clone; return what they print. CommandFailed if one fails."""
+        """Execute the commands in the clone, as root in a shell; return their output. Raises CommandFailed."""
         script = "\n".join(["set -e", *commands])
         from_cache = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": DOWNLOADS}
         env = {"EDITOR": "true", **from_cache}
@@ -69,7 +69,7 @@ class Machine:
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    """The machine, after what the page says was done."""
+    """The machine, after the installation that the page describes."""
     sources = tmp_path_factory.mktemp("clone") / "sources"
     run([ROOT / "packaging/export", sources])
     (sources / "build/static").mkdir(parents=True)
@@ -82,9 +82,9 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     with machines.booted(image_tag(recipe()), volumes) as container:
         machine = Machine(container)
         machine.execute(block(PAGE, "python3 -m venv").commands)
-        machine.run("/opt/fusermount3-broker/bin/fusermount3-proxy", "--version")  # which pip has linked
+        machine.run("/opt/fusermount3-broker/bin/fusermount3-proxy", "--version")  # linked by pip
         make, install = block(PAGE, "make static").commands
-        assert make == "make static"  # which was done before any test
+        assert make == "make static"  # done before any test
         machine.execute([install])
         machine.run("ln", "-s", "fusermount3-proxy", "/usr/bin/fusermount3")  # for the machine's own users
         yield machine
@@ -105,7 +105,7 @@ def test_it_is_confined_and_not_root(machine: Machine) -> None:
     machine.run("systemctl", "restart", SERVICE)
     log = machine.run("journalctl", "--output=cat", f"--unit={SERVICE}")
     assert "serving on /run/fusermount3-proxy/broker.sock" in log
-    assert "confined" not in log
+    assert "is incomplete; missing" not in log
     owners = machine.run("ps", "-o", "user:32=", "-C", "python3,fusermount3-bro,fusermount3-broker").split()
     assert set(owners) == {"fusermount3-broker"}
 

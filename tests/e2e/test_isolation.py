@@ -1,5 +1,5 @@
-"""Containers do not see or touch each other's mounts, the broker may live in one itself, and whatever of it is
-killed or restarted: what was mounted stays."""
+"""Containers neither see nor touch each other's mounts, the broker can run in a container itself, and mounts stay when
+any part of the broker is killed or restarted."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def unmount(container: Container, program: Popen[str]) -> None:
 
 
 def check_probe(container: Container) -> None:
-    """Check that a whole round of mount, use and unmount works."""
+    """Check a complete cycle of mount, use and unmount."""
     result = container.exec(["whoamifs", "--probe", MOUNTPOINT], check=False)
     assert (result.returncode, result.stdout.splitlines()[-1]) == (0, "ok=yes"), result.stdout + result.stderr
 
@@ -108,13 +108,13 @@ exec setpriv --reuid 1000 --regid 1000 --clear-groups "$WHOAMIFS" --probe "$PLAC
 def test_a_program_of_the_host_mounts_and_unmounts(broker: Broker, tmp_path: Path) -> None:
     let_users_in(tmp_path)
     program = tmp_path / "whoamifs"
-    program.write_bytes(whoamifs().read_bytes())  # the cache is root's
+    program.write_bytes(whoamifs().read_bytes())  # only root may read the cache
     program.chmod(0o755)
     place = tmp_path / "mountpoint"
     place.mkdir()
     variables = [f"PROXY={PROXY}", f"PLACE={place}", f"WHOAMIFS={program}"]
     variables.append(f"FUSERMOUNT3PROXY_FDPASSING_SOCKPATH={broker.socket}")
-    # A mount namespace of its own keeps the stand-ins, and what a failure might leave, from the host.
+    # Its own mount namespace keeps the stand-ins, and the remains of a failure, from the host.
     unshare = ["unshare", "--mount", "--propagation", "private"]
     result = run(["env", *variables, *unshare, "sh", "-ec", HOST_SCRIPT], check=False)
     assert (result.returncode, result.stdout.splitlines()[-1]) == (0, "ok=yes"), result.stdout + result.stderr
@@ -123,7 +123,8 @@ def test_a_program_of_the_host_mounts_and_unmounts(broker: Broker, tmp_path: Pat
 
 # A broker in a container ---------------------------------------------------------------------------------------
 
-BROKER_SCRIPT = "from broker.cli import main; main()"
+PACKAGES = ("broker/fusermount3_broker", "fusermount3_proxy")
+BROKER_SCRIPT = "from fusermount3_broker.cli.main import main; main()"
 CONFIGURATION = """\
 state_directory = "/tmp/state"
 control_socket = "/tmp/control.sock"
@@ -134,14 +135,14 @@ path = "/run/fusermount3-proxy/broker.sock"
 
 @pytest.fixture
 def contained_broker(tmp_path: Path) -> Iterator[Container]:
-    """A broker in a container of its own, privileged, but with a pid namespace of its own."""
+    """A broker in its own container, privileged, but with its own PID namespace."""
     (tmp_path / "sockets").mkdir()
     (tmp_path / "broker.toml").write_text(CONFIGURATION)
     modules = "/usr/lib/python3/dist-packages"
     volumes = [
         Volume(tmp_path / "sockets", "/run/fusermount3-proxy", "rw"),
         Volume(tmp_path / "broker.toml", "/etc/fusermount3-broker.toml"),
-        *(Volume(REPOSITORY / name, f"{modules}/{name}") for name in ("broker", "fusermount3_proxy")),
+        *(Volume(REPOSITORY / name, f"{modules}/{Path(name).name}") for name in PACKAGES),
     ]
     options = Options(privileged=True, volumes=volumes)
     with Container(image_tag(SYSTEMD), ["python3", "-c", BROKER_SCRIPT, "serve"], options) as container:
@@ -183,6 +184,21 @@ def test_a_broker_without_host_pids_mounts_and_says_once_what_is_missing(
     assert len(warnings) == 1
     assert '"priority": 4' in warnings[0]
     assert "hostPID" in warnings[0]
+
+
+def test_who_may_trace_processes_sees_no_pids_and_the_log_says_why(run_broker: RunBroker) -> None:
+    broker = run_broker()
+    with containers(broker) as start:
+        for _ in range(2):
+            container = start(image_tag(BUSYBOX), extra=("--cap-add", "SYS_PTRACE"))
+            program = container.start(["whoamifs", "-f", "/mnt"])
+            wait_until(lambda: container.fuse_mounts("/mnt"))  # noqa: B023 - called at once
+            assert container.exec(["head", "-n1", "/mnt/whoami"]).stdout == "uid=0 gid=0 pid=0\n"
+            container.exec(["fusermount3", "-u", "/mnt"])
+            assert program.wait(timeout=20) == 0
+    (record,) = broker.records("FUSE programs see pid 0 in requests")
+    assert "CAP_SYS_PTRACE" in record["message"]
+    assert "hostPID" not in record["message"]
 
 
 # A broker that is restarted or killed --------------------------------------------------------------------------
@@ -277,5 +293,5 @@ def test_every_operation_of_a_killed_mounter_can_be_tried_again(run_broker: RunB
     with containers(broker) as start:
         container = start(image_tag(BUSYBOX), user=USER)
         for process in broker.mounter.children():
-            process.kill()  # the processes that wait for an operation
+            process.kill()  # the children that wait for an operation
         check_probe(container)

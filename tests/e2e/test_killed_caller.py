@@ -1,5 +1,6 @@
-"""A caller that is killed at each of its system calls in turn leaves nothing behind but what it has committed; nor does
-one that sends what it likes, and reads nothing."""
+"""A caller that is killed at each of its system calls in turn leaves nothing but what it has committed; nor does a
+caller that sends arbitrary data and reads nothing.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +28,7 @@ from tests.e2e.hostile import (
     wait_for_mounts,
 )
 from tests.lab.broker import PROXY
+from tests.lab.forked import ending_afterwards
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,14 +40,14 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 @pytest.fixture
 def place(users: Path) -> Path:
-    """A mountpoint of the user's."""
+    """A mountpoint that belongs to the user."""
     return make_mountpoint(users, "mountpoint")
 
 
 def run(broker: Broker, *arguments: str | Path, trace: Path, kill: tuple[str, int] | None = None) -> list[int]:
-    """Run the proxy, and kill it when it begins that system call for that time.
+    """Run the proxy, and kill it when it begins the system call `kill[0]` for the `kill[1]`-th time.
 
-    Return the descriptors that it had handed over by then; `trace` has what it called.
+    Return the descriptors that it had handed over by then; `trace` lists its system calls.
     """
     ours, theirs = socket.socketpair()
     with ours:
@@ -67,7 +69,7 @@ def run(broker: Broker, *arguments: str | Path, trace: Path, kill: tuple[str, in
 
 
 def steps(trace: Path) -> list[tuple[str, int]]:
-    """Return the system calls of a run, each with how many of that name there have been with it."""
+    """Return the system calls of a run, each with the number of calls of that name up to and including it."""
     names = [line.partition("(")[0] for line in trace.read_text().splitlines() if "(" in line]
     assert names[0] == "execve"
     assert {"connect", "sendmsg", "recvmsg"} <= set(names)
@@ -75,7 +77,7 @@ def steps(trace: Path) -> list[tuple[str, int]]:
 
 
 def test_at_each_step_of_a_mount(broker: Broker, place: Path, tmp_path: Path) -> None:
-    """What was handed over and not committed is rolled back, too."""
+    """A mount that was handed over but not committed is rolled back, too."""
     trace = tmp_path / "trace"
 
     def body() -> None:
@@ -92,7 +94,7 @@ def test_at_each_step_of_a_mount(broker: Broker, place: Path, tmp_path: Path) ->
                 wait_for_mounts([])
             given += len(devices)
             wait_until(lambda: agree(broker))
-            for _ in fuse_mounts():  # it was committed before
+            for _ in fuse_mounts():  # it was committed before the kill
                 unmount(broker, place)
                 kept += 1
             wait_for_mounts([])
@@ -103,7 +105,7 @@ def test_at_each_step_of_a_mount(broker: Broker, place: Path, tmp_path: Path) ->
 
 
 def agree(broker: Broker) -> bool:
-    """Whether the broker lists what is mounted."""
+    """Return whether the broker lists exactly the mounts that exist."""
     return [mount["mountpoint"] for mount in broker.mounts()] == [mount.mountpoint for mount in fuse_mounts()]
 
 
@@ -133,12 +135,12 @@ def test_at_each_step_of_an_unmount(lazy: list[str], broker: Broker, place: Path
 
 
 def test_a_storm_of_callers_that_are_killed_at_any_time(broker: Broker, place: Path) -> None:
-    """Each by its own timer, from before it has said anything until after it has committed."""
+    """Each is killed by its own timer, between a time before its first message and a time after its commit."""
     chance = random.Random(4)
 
     def call(seconds: float) -> None:
         with Client(broker, USER) as client:
-            signal.setitimer(signal.ITIMER_REAL, seconds)  # whose signal kills
+            signal.setitimer(signal.ITIMER_REAL, seconds)  # the signal kills this process
             client.send(mount_request(place), os.open(place, O_PATH))
             client.reply()
             client.send(COMMIT)
@@ -150,16 +152,14 @@ def test_a_storm_of_callers_that_are_killed_at_any_time(broker: Broker, place: P
         for _ in range(300):
             seconds = chance.uniform(0.0001, 0.05)
             if (child := os.fork()) == 0:
-                try:
+                with ending_afterwards():
                     signal.signal(signal.SIGALRM, signal.SIG_DFL)
                     call(seconds)
-                finally:
-                    os._exit(1)
             children.append(child)
         for child in children:
             os.waitpid(child, 0)
         wait_until(lambda: agree(broker))
-        for _ in fuse_mounts():  # committed by somebody who was killed after that
+        for _ in fuse_mounts():  # committed by a caller that was killed afterwards
             unmount(broker, place, uid=USER, lazy=True)
         wait_for_mounts([])
         check_service(broker, place)
@@ -172,7 +172,7 @@ def credentials(pid: int, uid: int, gid: int) -> tuple[int, int, bytes]:
 
 
 def test_forged_credentials_change_nothing(broker: Broker, place: Path) -> None:
-    """Who has privilege may send any with a message; who connected counts."""
+    """A privileged process may send any credentials with a message; those of the process that connected count."""
 
     def body() -> None:
         with Client(broker, USER) as client:

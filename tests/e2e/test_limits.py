@@ -1,6 +1,6 @@
-"""What one caller may ask for, and what it does to others when it asks for more: nothing.
+"""The limits of what one caller may request. A caller that requests more does not affect others.
 
-Deadlines are long here: who is served at all in the time that a client has, has not waited for those who say nothing.
+Deadlines are long here: a caller that is served at all within a client's patience has not waited for silent ones.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from broker import syscalls
+from fusermount3_broker.kernel import syscalls
 from tests.e2e.caller import call_in
 from tests.e2e.conftest import USER, RunBroker, containers, make_mountpoint, settle, wait_until
 from tests.e2e.hostile import (
@@ -61,14 +61,14 @@ def mounts_text(broker: Broker, who: str) -> str:
 
 
 def check_use(container: Container) -> None:
-    """Check that a whole round of mount, use and unmount works in the container."""
+    """Check that a complete cycle of mount, use and unmount works in the container."""
     result = container.exec(["whoamifs", "--probe", MOUNTPOINT], check=False)
     assert (result.returncode, result.stdout.splitlines()[-1:]) == (0, ["ok=yes"]), result.stdout + result.stderr
 
 
 @contextlib.contextmanager
 def greedy(container: Container, what: str, number: int) -> Iterator[list[str]]:
-    """Have the container ask for too much while the block runs; gives the answers that were read by its end."""
+    """Have the container request too much during the block; yield a list that gets the answers read by its end."""
     program = container.start(["python3", "/usr/bin/greedy.py", what, str(number)])
     assert program.stdout is not None
     assert program.stdout.readline() == "begun\n"
@@ -84,7 +84,7 @@ def greedy(container: Container, what: str, number: int) -> Iterator[list[str]]:
 
 
 def fuse_children(broker: Broker) -> int:
-    """Return how many children the mounter has."""
+    """Return the number of children of the mounter."""
     return len(psutil.Process(broker.status()["mounter"]["pid"]).children())
 
 
@@ -106,7 +106,7 @@ def test_a_container_that_wants_everything_does_not_keep_others_from_being_serve
         with greedy(attacker, what, ATTACKS[what]):
             for _ in range(3):
                 check_use(other)
-                assert fuse_children(broker) <= before + 16 + 8, "a quarter of the places, and what is just ending"
+                assert fuse_children(broker) <= before + 16 + 8, "a quarter of the slots, and what is just ending"
             in_private_namespace(lambda: check_service(broker, other_place(broker)))
         wait_until(lambda: attacker.fuse_mounts() == [], 30)
         check_use(other)
@@ -131,7 +131,7 @@ def test_who_asks_for_much_at_once_is_served_in_its_turn_and_others_before(run_b
             errnos = [reply.errno for reply in (each.reply() for each in greedy) if reply]
         assert errnos == [EBADMSG] * 50
 
-    # In a process of its own: to change the uid makes a process undumpable, and those that it forks.
+    # Run in a separate process: changing the uid makes that process, and those that it forks, undumpable.
     in_private_namespace(body)
 
 
@@ -179,7 +179,7 @@ def test_refusals_of_a_container_in_a_second_are_one_record(run_broker: RunBroke
         begun = time.monotonic()
         with greedy(attacker, "deaf", 4):
             wait_until(lambda: len(broker.records("requests refused")) >= 3)
-        time.sleep(1.5)  # the last refusals come into the log
+        time.sleep(1.5)  # by then, the last refusals are in the log
         hit = broker.status()["limits_hit"]
         took = time.monotonic() - begun
         records = [record for record in broker.records("requests refused") if record["limit"] == limit]
@@ -190,7 +190,7 @@ def test_refusals_of_a_container_in_a_second_are_one_record(run_broker: RunBroke
 
 @pytest.fixture
 def fusectl() -> Iterator[None]:
-    """A fusectl that is mounted all the time, as systemd has it on every host: by it the broker knows mounts again."""
+    """A permanently mounted fusectl, as systemd provides on every host: the broker recognizes mounts by it."""
     context = syscalls.fsopen(b"fusectl", syscalls.FSOPEN_CLOEXEC)
     syscalls.fsconfig(context, syscalls.FSCONFIG_CMD_CREATE, None, None, 0)
     mounted = syscalls.fsmount(context, syscalls.FSMOUNT_CLOEXEC, 0)
@@ -227,10 +227,10 @@ def test_live_mounts_of_a_container_are_limited_also_after_a_restart(run_broker:
 
 @contextlib.contextmanager
 def asking_a_silent_program(broker: Broker, hung: Path) -> Iterator[tuple[FuseProgram, list[Client]]]:
-    """Have thirty of a user's requests, for which there are sixteen places, at a mountpoint in a filesystem of its own.
+    """Send thirty requests of one user, who has sixteen slots, at a mountpoint in the user's own filesystem.
 
-    Its program has read the sixteen questions when the block begins, and answers none: who asked can't even be killed.
-    It ends with the block.
+    When the block begins, its FUSE program has read the sixteen operations, and it answers none, so the processes that
+    wait for them can't even be killed. The FUSE program ends with the block.
     """
     device = mount(broker, hung, uid=USER, options=b"allow_other")
     with contextlib.ExitStack() as stack:
@@ -246,10 +246,10 @@ def asking_a_silent_program(broker: Broker, hung: Path) -> Iterator[tuple[FusePr
     unmount(broker, hung, uid=USER, lazy=True)
 
 
-def test_operations_that_hang_on_their_callers_filesystem_cost_nobody_else_a_place(
+def test_operations_that_hang_on_their_callers_filesystem_cost_nobody_else_a_slot(
     run_broker: RunBroker, users: Path
 ) -> None:
-    """Nothing is aborted meanwhile: who waits for a place waits in vain."""
+    """Nothing is aborted meanwhile: requests that wait for a slot wait in vain."""
     limits = "[limits]\nrequests_per_second = 0"
     broker = run_broker(f"user_allow_other = true\n[deadlines]\noperation = 4\nunmount = 60\n{limits}")
     settle(broker)
@@ -281,7 +281,7 @@ def test_who_waits_gets_a_place_when_what_those_before_hang_on_is_aborted(run_br
             assert Counter(refused) == {TOO_LATE: 16, (ENOTCONN, text): 14}
 
     in_private_namespace(body)
-    broker.wait_for("aborted a FUSE connection: its program hangs, and somebody waits for it")
+    broker.wait_for("aborted a FUSE connection: its FUSE program hangs, and a process waits for it")
 
 
 def test_sixty_four_mounts_at_once_from_one_container_are_no_more_than_the_defaults_allow(

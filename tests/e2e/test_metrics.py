@@ -1,5 +1,6 @@
-"""Metrics and health of a real broker: what a scrape says after real mounts and refusals, and while the mounter is
-stopped; and that nobody who asks keeps callers waiting."""
+"""Metrics and health of a real broker: the content of a scrape after real mounts and refusals, and while the mounter is
+stopped. Clients of the endpoint never delay callers.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from broker.endpoint import PLACES
-from broker.metrics import REQUESTS
+from fusermount3_broker.front.http_endpoint import PLACES
+from fusermount3_broker.front.metrics import REQUESTS
 from fusermount3_proxy import wire
 from tests.e2e.caller import call_in
 from tests.e2e.conftest import RunBroker, containers, nothing_left, settle, wait_until
@@ -36,7 +37,7 @@ REQUESTS_TOTAL = "fusermount3_broker_requests_total"
 
 
 class Endpoint:
-    """The endpoint of a running broker, at a port or at the path of a Unix socket."""
+    """The endpoint of a running broker, on a port or at the path of a Unix socket."""
 
     def __init__(self, broker: Broker, address: Path | int) -> None:
         self.broker = broker
@@ -66,7 +67,7 @@ class Endpoint:
         return {(sample.name, *sample.labels.values()): sample.value for sample in samples}
 
     def wait_for(self, expected: dict[tuple[str, ...], float]) -> dict[tuple[str, ...], float]:
-        """Return the samples once these are among them; what is told is up to a second old."""
+        """Return the samples once these are among them; samples are up to a second old."""
         found: dict[tuple[str, ...], float] = {}
 
         def told() -> bool:
@@ -163,7 +164,7 @@ def test_status_and_top_tell_the_same(at_a_path: Endpoint, place: Path) -> None:
 
 
 def test_hostile_callers_add_no_series(at_a_path: Endpoint, place: Path) -> None:
-    """Every way of being misunderstood is tried; what is counted has the names that it had before."""
+    """Every kind of malformed request is tried; the label values remain the same."""
     expected = {(operation, result) for operation, results in REQUESTS for result in results}
 
     def body() -> None:
@@ -191,7 +192,7 @@ def test_hostile_callers_add_no_series(at_a_path: Endpoint, place: Path) -> None
 
 @pytest.fixture
 def stopped(endpoint: Endpoint) -> Iterator[list[psutil.Process]]:
-    """The mounter and its children, which go on when the test has ended."""
+    """The mounter and its children, which continue when the test has ended."""
     settle(endpoint.broker)
     mounter = psutil.Process(endpoint.broker.status()["mounter"]["pid"])
     processes = [mounter, *mounter.children()]
@@ -205,7 +206,7 @@ def test_a_mounter_that_is_stopped_is_not_healthy_until_it_goes_on(
     endpoint: Endpoint, stopped: list[psutil.Process], place: Path
 ) -> None:
     assert endpoint.get("/healthz") == (200, "ok\n")
-    settle(endpoint.broker)  # one of the children has answered, and is replaced
+    settle(endpoint.broker)  # one of the children has answered and is replaced
     mounter = stopped[0]
     mounter.suspend()
     stopped[1:] = mounter.children()
@@ -237,7 +238,7 @@ def test_clients_that_ask_forever_leave_nothing_and_let_callers_in(endpoint: End
     settle(endpoint.broker)
     with nothing_left(endpoint.broker), contextlib.ExitStack() as stack:
         for _ in range(2 * PLACES):
-            stack.enter_context(endpoint.connect())  # says nothing
+            stack.enter_context(endpoint.connect())  # sends nothing
             slow = stack.enter_context(endpoint.connect())
             slow.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
             deaf = stack.enter_context(endpoint.connect())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from broker import syscalls
+from fusermount3_broker.kernel import syscalls
 from fusermount3_proxy import wire
 from fusermount3_proxy.wire import CommitRequest, Reply, VolumeRequest
 from tests.callers import build
@@ -21,10 +21,11 @@ from tests.callers.conftest import not_run
 from tests.e2e.conftest import has_ended_all, wait_until
 from tests.e2e.documented import block
 from tests.e2e.hostile import in_private_namespace
+from tests.e2e.mergerfs import use_mergerfs
 from tests.e2e.sshfs import introduce
 from tests.lab.broker import PROXY
 from tests.lab.commands import run
-from tests.lab.images import BUSYBOX, DEBIAN, SSHFS, image_tag
+from tests.lab.images import BUSYBOX, DEBIAN, MERGERFS, SSHFS, image_tag
 from tests.lab.podman import Container, Options, Volume
 from tests.lab.programs import SOURCES, stopfs, whoamifs
 from tests.lab.sshd import sshd_for
@@ -58,9 +59,9 @@ def untouched(
     user_namespace: bool = False,
     extra: Sequence[str] = (),
 ) -> Iterator[Container]:
-    """A container of an image that knows nothing of the proxy: no /dev/fuse, and its own fusermount3 if it has one.
+    """A container of an image without the proxy: no /dev/fuse, and its own fusermount3 if it has one.
 
-    The executable and the broker's socket are there, as they could have come with any volume.
+    The executable and the broker's socket are mounted, as any volume could provide them.
     """
     brought = [Volume(broker.socket.parent, "/run/fusermount3-proxy"), Volume(PROXY, OPT)]
     options = Options(
@@ -102,6 +103,12 @@ def test_sshfs_mounts_in_an_untouched_debian(broker: Broker) -> None:
         wait_until(lambda: has_ended_all(container))
 
 
+def test_mergerfs_mounts_in_an_untouched_debian(broker: Broker) -> None:
+    """mergerfs uses a different helper, which `run` also replaces."""
+    with untouched(broker, image_tag(MERGERFS)) as container:
+        use_mergerfs(container, "/mnt", OPT, "run", "--")
+
+
 def test_sshfs_mounts_by_the_documented_command(broker: Broker) -> None:
     (command,) = block("programs.md", "FUSERMOUNT3PROXY_").commands
     elsewhere = [Volume(broker.socket.parent, "/broker"), Volume(PROXY, "/usr/local/bin/fusermount3-proxy")]
@@ -131,12 +138,12 @@ def test_root_of_any_container_has_all_that_is_needed(broker: Broker, read_only:
 
 
 def said_by_run(program: Popen[str]) -> list[str]:
-    """The lines of stderr that are not the FUSE program's."""
+    """Return the lines of stderr that are not the FUSE program's."""
     return [line for line in program.communicate()[1].splitlines() if line.startswith(f"{OPT}: ")]
 
 
 def test_a_user_is_told_what_could_not_be_prepared_and_has_the_rest(broker: Broker) -> None:
-    """The libfuse of this program, 3.14, opens no /dev/fuse if it asks for auto_unmount."""
+    """The libfuse of this program, 3.14, does not open /dev/fuse if auto_unmount is requested."""
     volumes = [Volume(whoamifs(), "/usr/bin/whoamifs")]
     with untouched(broker, image_tag(BUSYBOX), USER, volumes) as container:
         program = mounted(container, ["whoamifs", "-f", "-o", "auto_unmount", MOUNTPOINT])
@@ -173,7 +180,7 @@ def test_a_genuine_helper_stays_where_it_may_mount_by_itself(broker: Broker) -> 
 
 @pytest.mark.parametrize("suite", ["trixie", "sid"])
 def test_libfuse_from_3_18_on_opens_another_device(broker: Broker, suite: str) -> None:
-    """FUSE_KERN_DEVICE is what `run` gives a user who can't have a /dev/fuse; libfuse 3.17 of trixie ignores it."""
+    """`run` sets FUSE_KERN_DEVICE for a user who can't have a /dev/fuse; libfuse 3.17 of trixie ignores it."""
     recipe = {"trixie": callers_images.TRIXIE, "sid": callers_images.SID}[suite]
     try:
         tag, programs = build.image_tag(recipe), build.libfuse_programs(recipe, ("fuse3",))
@@ -243,7 +250,7 @@ def test_the_probe_of_an_absent_a_live_and_a_dead_mount(container: Container) ->
     check_not_ready(probe(container, below), f"{below}: not a mountpoint of a FUSE filesystem")
     kill(container, "whoamifs")
     wait_until(lambda: probe(container, MOUNTPOINT).returncode)
-    check_not_ready(probe(container, MOUNTPOINT), f"{MOUNTPOINT}: nobody serves it any more")
+    check_not_ready(probe(container, MOUNTPOINT), f"{MOUNTPOINT}: its FUSE program is gone")
     container.exec(["fusermount3", "-u", MOUNTPOINT])
 
 
@@ -266,7 +273,7 @@ def test_the_probe_of_what_another_user_has_mounted_for_himself(container: Conta
 
 
 def probes(container: Container) -> list[psutil.Process]:
-    """The processes of the probe in the container, but for those that have ended."""
+    """Return the running processes of the probe in the container."""
     found = []
     for pid in container.processes():
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -282,7 +289,7 @@ def test_a_filesystem_that_hangs_delays_no_probe_and_holds_one_process_at_most(h
     for _ in range(4):
         begun = time.monotonic()
         result = probe(container, MOUNTPOINT)
-        assert time.monotonic() - begun < 20  # with what it takes to get into a container on a busy machine
+        assert time.monotonic() - begun < 20  # includes the time to enter a container on a busy machine
         check_not_ready(result, f"{MOUNTPOINT}: the filesystem does not answer")
     wait_until(lambda: len(probes(container)) <= 1)
     kill(container, "stopfs")
@@ -306,7 +313,7 @@ def test_a_stopped_program_that_goes_on_is_waited_for(container: Container) -> N
 
 
 class FakeVolumeBroker:
-    """What a broker does for a volume, as root and without asking: mounts on `target`, and hands out the descriptor."""
+    """A broker's part in a volume, as root and without checks: it mounts on `target` and hands out the descriptor."""
 
     def __init__(self, path: Path, target: Path) -> None:
         self._target = target
@@ -347,14 +354,14 @@ def starter_in(image: str, volume: Path, user: str | None, volumes: Sequence[Vol
 
 @pytest.fixture
 def volume(tmp_path: Path) -> Path:
-    """The directory of a volume: `sockets`, for the container, and `target`, what the fake broker mounts on."""
+    """The directory of a volume: `sockets`, for the container, and `target`, on which the fake broker mounts."""
     for name in ("sockets", "target"):
         (tmp_path / name).mkdir()
     return tmp_path
 
 
 def with_fake_broker(volume: Path, body: Callable[[FakeVolumeBroker, bool], object]) -> None:
-    """Serve one caller, and run `body` where the target is mounted; it is told whether the caller committed."""
+    """Serve one caller, then run `body` where the target is mounted; its argument says whether the caller committed."""
 
     def in_namespace() -> None:
         fake_broker = FakeVolumeBroker(volume / "sockets/volume.sock", volume / "target")
@@ -414,7 +421,7 @@ def test_a_program_in_python_serves_a_volume_of_a_fake_broker(volume: Path) -> N
 
 
 def test_sshfs_of_an_untouched_debian_serves_a_volume_of_a_fake_broker(volume: Path) -> None:
-    """With the command line of meta-fuse-csi-plugin's example."""
+    """The command line is that of meta-fuse-csi-plugin's example."""
     with starter_in(image_tag(SSHFS), volume, USER) as container, sshd_for(container) as sshd:
         sshd.authorize(container)
         (sshd.export / "file").write_text("of the server\n")
@@ -438,7 +445,7 @@ def test_a_program_that_cannot_be_executed_leaves_nothing_mounted_by_a_fake_brok
             result = container.exec([STARTER, "--", program, "{}"], check=False)
             assert (result.returncode, result.stdout) == (status, "")
             assert result.stderr.startswith(f"{STARTER}: failed to execute {program}: ")
-        # Neither has asked: there is no socket that they could have waited for.
+        # Neither program sent a request: there is no socket that it could have waited for.
         result = container.exec([STARTER, "--timeout", "0.2", "--", "true", "{}"], check=False)
         assert result.returncode == 125
         assert result.stderr == (

@@ -1,6 +1,6 @@
-"""What somebody could do who owns the front: a process plays it, and tells the real mounter whatever a test likes.
+"""Attacks by a compromised front: a process plays the front and sends arbitrary records to the real mounter.
 
-The mounter does nothing for anybody but a caller, in the caller's namespaces, with the caller's rights.
+The mounter acts only for a caller, in the caller's namespaces, with the caller's rights.
 """
 
 from __future__ import annotations
@@ -8,13 +8,15 @@ from __future__ import annotations
 import os
 import socket
 import stat
-from errno import EACCES, EINVAL, EPERM
+from errno import EACCES, EAGAIN, EINVAL, EPERM
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from broker import filesystem, plan, syscalls
+from fusermount3_broker.kernel import syscalls
+from fusermount3_broker.messages import mounter
+from fusermount3_broker.mounter import filesystem
 from tests.e2e.conftest import let_users_in
 from tests.e2e.hostile import O_PATH, fuse_mounts, in_private_namespace
 from tests.e2e.owned_front import PATIENCE, a_plan, caller, facts_of, playing_the_front
@@ -31,7 +33,7 @@ USER = 1000
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A mountpoint of the user's, on the way to which every user may look."""
+    """A mountpoint that belongs to the user; every user may search the directories above it."""
     let_users_in(tmp_path)
     directory = tmp_path / "mountpoint"
     directory.mkdir()
@@ -39,29 +41,29 @@ def place(tmp_path: Path) -> Path:
     return directory
 
 
-START = plan.StartMount(seconds=PATIENCE, commit_seconds=PATIENCE)
+START = mounter.StartMount(seconds=PATIENCE, commit_seconds=PATIENCE)
 
 
-REFUSED = plan.Failed(EPERM, b"check the plan")
+REFUSED = mounter.Failed(EPERM, b"check the plan")
 
 
 def test_a_plan_for_a_caller_is_carried_out_and_undone(place: Path) -> None:
-    """So that the refusals below are of what is wrong in them."""
+    """This proves that the plans below are refused for what is wrong in them."""
 
     def body() -> None:
         with playing_the_front() as front, caller(place, USER) as who:
             conversation = front.begin(START, *who)
             conversation.say(a_plan(facts_of(conversation)))
-            assert isinstance(conversation.hear(), plan.Mounted)
+            assert isinstance(conversation.attached(), mounter.Mounted)
             assert [mount.source for mount in fuse_mounts()] == ["owned"]
-            conversation.say(plan.Undo())
-            assert conversation.hear() == plan.RolledBack()
+            conversation.say(mounter.Undo())
+            assert conversation.hear() == mounter.RolledBack()
 
     in_private_namespace(body)
 
 
 def test_the_namespaces_are_those_of_who_connected_whatever_pidfd_comes_with_it(place: Path) -> None:
-    """Else a caller in a container, and a front that is theirs, had the whole machine for a mountpoint."""
+    """Otherwise a caller in a container who also controls the front could mount anywhere on the machine."""
 
     def body() -> None:
         with playing_the_front() as front, caller(place, USER, namespace=True) as (connection, _):
@@ -69,15 +71,15 @@ def test_the_namespaces_are_those_of_who_connected_whatever_pidfd_comes_with_it(
             conversation = front.begin(START, connection, own)
             facts = facts_of(conversation)
             assert facts.mount_namespace != Path("/proc/self/ns/mnt").stat().st_ino
-            conversation.say(plan.LetGo())
-            assert conversation.hear() == plan.HasLetGo()
+            conversation.say(mounter.LetGo())
+            assert conversation.hear() == mounter.HasLetGo()
             os.close(own)
 
     in_private_namespace(body)
 
 
 def test_the_front_is_no_caller(place: Path) -> None:
-    """Where the front has no uid of its own, it would be root."""
+    """Where the front has no uid of its own, it would act as root."""
 
     def body() -> None:
         with playing_the_front() as front:
@@ -85,7 +87,7 @@ def test_the_front_is_no_caller(place: Path) -> None:
             with ours, theirs:
                 descriptor, own = os.open(place, O_PATH), os.pidfd_open(os.getpid())
                 socket.send_fds(ours, [b"anything"], [descriptor])
-                assert front.begin(START, theirs.fileno(), own).hear() == plan.Failed(EPERM, b"join")
+                assert front.begin(START, theirs.fileno(), own).hear() == mounter.Failed(EPERM, b"join")
                 os.close(descriptor)
                 os.close(own)
 
@@ -93,7 +95,7 @@ def test_the_front_is_no_caller(place: Path) -> None:
 
 
 def test_a_front_that_says_it_is_somebody_else_is_not_believed(place: Path) -> None:
-    """A record comes with the sender's pid; who has no capabilities can't give another's."""
+    """Each record carries the sender's pid, and a process without capabilities can't claim another."""
 
     def body() -> None:
         with playing_the_front() as front, caller(place, USER) as (connection, pidfd):
@@ -113,7 +115,7 @@ def test_a_front_that_says_it_is_somebody_else_is_not_believed(place: Path) -> N
                 os.setresuid(USER, USER, USER)
                 syscalls.capset()
                 with pytest.raises(PermissionError):
-                    front.control.sendmsg([plan.dump(START)], [rights, forged])
+                    front.control.sendmsg([mounter.dump(START)], [rights, forged])
 
     in_private_namespace(body)
 
@@ -137,7 +139,7 @@ def test_nothing_is_mounted_on_what_hides_a_filesystem_of_the_kernel(tmp_path: P
         with playing_the_front() as front, caller(tmp_path, 0) as who:
             conversation = front.begin(START, *who)
             conversation.say(a_plan(facts_of(conversation)))
-            assert conversation.hear() == plan.Failed(EPERM, b"mount")
+            assert conversation.hear() == mounter.Failed(EPERM, b"mount")
             run(["umount", tmp_path / "proc"])
         run(["umount", tmp_path])
 
@@ -198,7 +200,7 @@ def test_nothing_is_mounted_where_the_caller_may_not(make: Callable[[Path], None
     ids=str,
 )
 def test_a_plan_on_other_facts_than_the_mounters_own_is_none(forged: dict[str, int], place: Path) -> None:
-    """The uid and the gid of the filesystem are in these facts."""
+    """These facts include the uid and the gid of the filesystem."""
 
     def body() -> None:
         with playing_the_front() as front, caller(place, USER) as who:
@@ -212,7 +214,7 @@ def test_a_plan_on_other_facts_than_the_mounters_own_is_none(forged: dict[str, i
 
 @pytest.mark.parametrize("field", ["block_size", "max_read"])
 def test_no_option_hides_in_the_value_of_another(field: str, place: Path) -> None:
-    """Where a value is too long for fsconfig(2), all are one string."""
+    """If a value is too long for fsconfig(2), all options are passed as one string."""
     hidden = {field: b"512,user_id=0", "source": b"x" * (filesystem.LONGEST_STRING + 1)}
 
     def body() -> None:
@@ -249,9 +251,9 @@ def test_nothing_is_unmounted_but_the_callers_own_fuse_filesystem(
         before = mounts_at(place)
         assert before
         with playing_the_front() as front, caller(place.parent, uid) as who:
-            conversation = front.begin(plan.StartUnmount(PATIENCE, bytes(place.name, "ascii"), False), *who)
-            assert isinstance(conversation.hear(), plan.UnmountFacts)
-            conversation.say(plan.UnmountPlan(lazy, b"request"))
+            conversation = front.begin(mounter.StartUnmount(PATIENCE, bytes(place.name, "ascii"), False), *who)
+            assert isinstance(conversation.hear(), mounter.UnmountFacts)
+            conversation.say(mounter.UnmountPlan(lazy, b"request"))
             assert conversation.hear() == REFUSED
             assert mounts_at(place) == before
         run(["umount", "--lazy", place])
@@ -263,8 +265,8 @@ def test_nothing_is_unmounted_but_the_callers_own_fuse_filesystem(
 def test_a_name_leads_nowhere_but_into_the_directory_that_the_caller_sent(name: bytes, place: Path) -> None:
     def body() -> None:
         with playing_the_front() as front, caller(place, 0) as who:
-            conversation = front.begin(plan.StartUnmount(PATIENCE, name, False), *who)
-            assert conversation.hear() == plan.Failed(EINVAL, b"access mountpoint")
+            conversation = front.begin(mounter.StartUnmount(PATIENCE, name, False), *who)
+            assert conversation.hear() == mounter.Failed(EINVAL, b"access mountpoint")
 
     in_private_namespace(body)
 
@@ -278,9 +280,10 @@ def test_a_filesystem_that_is_served_is_not_reaped(place: Path) -> None:
         number = int(mount.device.partition(":")[2])
         namespace = Path("/proc/self/ns/mnt").stat().st_ino
         with playing_the_front() as front:
-            # Its program says nothing: whoever asks it waits, and is given up.
-            said = front.begin(plan.StartReap(1, number, namespace)).hear()
-            assert said is None or isinstance(said, plan.Failed)
+            # Its FUSE program answers nothing, so any request to it would wait. This is visible as long as the program
+            # has not begun.
+            said = front.begin(mounter.StartReap(1, namespace, True, b"%d\n" % number)).hear()
+            assert said == mounter.Asked(number, EAGAIN, 0)
             assert fuse_mounts() == [mount]
         os.close(device)
         run(["umount", place])
@@ -291,7 +294,7 @@ def test_a_filesystem_that_is_served_is_not_reaped(place: Path) -> None:
 def test_what_is_no_record_ends_one_child_and_no_more() -> None:
     def body() -> None:
         with playing_the_front() as front:
-            for record in (b"\0", b"noise", b"x" * 60000, plan.dump(START), plan.dump(plan.Keep())):
+            for record in (b"\0", b"noise", b"x" * 60000, mounter.dump(START), mounter.dump(mounter.Keep())):
                 for count in (0, 1, 3, 200):
                     descriptors = [os.open("/dev/null", os.O_RDONLY)] * count
                     socket.send_fds(front.control, [record], descriptors)

@@ -1,4 +1,4 @@
-"""Unmodified FUSE programs of each kind mount, read, write and unmount as they always do, as a plain user."""
+"""Unmodified FUSE programs of each kind mount, read, write and unmount as usual, as a plain user."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOUNTPOINT = "/home/user/mnt"
 
 
 def run_program(container: Container, argv: list[str]) -> Popen[str]:
-    """Start a program that stays in the foreground; return when it has mounted."""
+    """Start a program in the foreground; return when it has mounted."""
     program = container.start(argv)
     wait_until(lambda: container.fuse_mounts(MOUNTPOINT) or program.poll() is not None)
     assert program.poll() is None, program.communicate()
@@ -44,7 +44,7 @@ def check_read_and_write(container: Container, directory: str = MOUNTPOINT) -> N
 
 
 def unmount(container: Container, argv: tuple[str, ...] = ("fusermount3", "-u", MOUNTPOINT)) -> None:
-    """Unmount as the program's manual says, and see that it is quiet and done."""
+    """Unmount as the program's manual says, and check that it exits silently."""
     result = container.exec(argv)
     assert (result.stdout, result.stderr) == ("", "")
     assert container.fuse_mounts() == []

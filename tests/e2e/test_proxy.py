@@ -1,8 +1,9 @@
-"""The proxy as an executable: what it is, what it opens, where it looks for the broker and how long it waits."""
+"""The proxy as an executable: its file, what it opens, where it looks for the broker, and how long it waits."""
 
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fusermount3_proxy import FUSERMOUNT_VERSION
+from fusermount3_proxy import FUSERMOUNT_VERSION, __version__
 from tests.callers import build
 from tests.callers.conftest import not_run
 from tests.e2e.caller import call, call_in
@@ -33,7 +34,7 @@ REPOSITORY = Path(__file__).parents[2]
 VARIABLE = "FUSERMOUNT3PROXY_FDPASSING_SOCKPATH"
 LARGEST = 6_500_000
 
-# The same code, frozen into the static executable and as a module of an installed Python.
+# The same code, once frozen into the static executable and once as a module of an installed Python.
 FORMS = {"frozen": [str(PROXY)], "unfrozen": [sys.executable, "-m", "fusermount3_proxy"]}
 either = pytest.mark.parametrize("command", FORMS.values(), ids=FORMS.keys())
 
@@ -49,12 +50,12 @@ def test_the_executable_is_static_and_small() -> None:
 
 
 def opened(*arguments: str | Path, tmp_path: Path) -> list[str]:
-    """Return the paths that the executable opens, or tries to, when it is called so."""
+    """Return the paths that the executable opens, or tries to open, with these arguments."""
     log = tmp_path / "strace"
     calls = "trace=open,openat,openat2,creat,execve"
     run(["strace", "-f", "-e", calls, "-o", log, PROXY, *arguments], check=False)
     executed, *paths = re.findall(r'^\d+ +\w+\(.*?"(.*?)"', log.read_text(), re.MULTILINE)
-    assert executed == str(PROXY)  # strace does see calls
+    assert executed == str(PROXY)  # strace does see system calls
     return paths
 
 
@@ -91,11 +92,30 @@ def test_it_reads_the_file_that_may_name_the_socket(tmp_path: Path, monkeypatch:
 # The command line ----------------------------------------------------------------------------------------------
 
 
-@either
-def test_the_version_is_told_without_a_broker(command: list[str]) -> None:
-    result = run([*command, "-V"])
-    assert (result.stdout, result.stderr) == (f"fusermount3 version: {FUSERMOUNT_VERSION}\n", "")
-    assert run([*command, "--version"]).stdout == result.stdout
+HELPER_VERSION = f"fusermount3 version: {FUSERMOUNT_VERSION}\n"
+
+
+@pytest.mark.parametrize("option", ["-V", "--version"])
+@pytest.mark.parametrize("name", ["fusermount3", "fusermount", "mergerfs-fusermount"])
+def test_under_a_helpers_name_it_prints_the_helpers_version(name: str, option: str, tmp_path: Path) -> None:
+    """The names are those of symbolic links in its package, and of its file as mounted in a container."""
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / name).symlink_to(PROXY)
+    shutil.copy(PROXY, tmp_path / name)
+    for helper in (tmp_path / "linked" / name, tmp_path / name):
+        result = run([helper, option])
+        assert (result.stdout, result.stderr) == (HELPER_VERSION, "")
+
+
+@pytest.mark.parametrize("option", ["-V", "--version"])
+def test_under_its_own_name_it_prints_its_own_version_too(option: str) -> None:
+    result = run([PROXY, option])
+    assert (result.stdout, result.stderr) == (f"fusermount3-proxy version: {__version__}\n{HELPER_VERSION}", "")
+
+
+def test_as_a_module_it_prints_the_helpers_version() -> None:
+    result = run([*FORMS["unfrozen"], "--version"])
+    assert (result.stdout, result.stderr) == (HELPER_VERSION, "")
 
 
 @either
@@ -168,7 +188,7 @@ def test_it_mounts_and_unmounts(
 def test_what_was_just_mounted_can_be_unmounted_at_once(
     command: list[str], broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broker has let go of the mount when fusermount3 ends: it is not busy."""
+    """The broker has released the mount by the time fusermount3 exits, so the mount is not busy."""
     monkeypatch.setenv(VARIABLE, str(broker.socket))
     place = tmp_path / "mountpoint"
     place.mkdir()
@@ -187,7 +207,7 @@ def test_what_was_just_mounted_can_be_unmounted_at_once(
 def test_nothing_stays_mounted_when_the_program_is_gone(
     command: list[str], broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The FUSE program dies while its helper runs, so nobody takes the descriptor."""
+    """The FUSE program dies while its helper runs, so the descriptor has no receiver."""
     monkeypatch.setenv(VARIABLE, str(broker.socket))
     place = tmp_path / "mountpoint"
     place.mkdir()
@@ -234,7 +254,7 @@ def test_the_socket_is_found_where_the_environment_says(broker: Broker) -> None:
 
 
 def test_the_socket_is_found_by_a_helper_that_has_no_environment(broker: Broker) -> None:
-    """go-fuse hands on none: it is the variable that its program has."""
+    """go-fuse passes no environment to its helper: the variable is in the environment of the FUSE program."""
     try:
         programs = build.go_programs()
     except build.NotReachable as error:
@@ -279,7 +299,7 @@ def test_the_unfrozen_proxy_serves_a_container_that_has_python(start: Start, tmp
     outcome.close()
 
 
-# A broker that is late, and none at all ------------------------------------------------------------------------
+# A late broker, and no broker at all ---------------------------------------------------------------------------
 
 
 def test_a_broker_that_starts_two_seconds_later_is_waited_for(run_broker: RunBroker) -> None:
@@ -303,7 +323,7 @@ def test_a_front_that_is_replaced_meanwhile_is_asked_again(run_broker: RunBroker
         front = broker.front
         front.suspend()
         program = container.start(["whoamifs", "-f", "/home/user/mnt"])
-        time.sleep(1)  # by now it has connected, and waits for an answer
+        time.sleep(1)  # by now it has connected and waits for an answer
         front.kill()
         wait_until(lambda: container.fuse_mounts() or program.poll() is not None)
         container.exec(["fusermount3", "-u", "/home/user/mnt"])
@@ -324,7 +344,7 @@ def test_without_a_broker_one_line_says_so_in_time_and_nothing_else_happens(tmp_
         assert outcome.stderr.endswith(message)
         assert outcome.stderr.count("\n") == 1
 
-    # All at once, since each takes its time.
+    # Run in parallel, since each takes a while.
     calls = [(form, reason, *unmount) for form in FORMS for reason in sockets for unmount in ((), ("-u",))]
     with ThreadPoolExecutor(len(calls)) as pool:
         for result in [pool.submit(check, *each) for each in calls]:

@@ -1,4 +1,4 @@
-"""A caller changes what its mountpoint is, as fast as it can, while the broker looks at it and mounts there.
+"""A caller changes its mountpoint as fast as it can while the broker inspects it and mounts there.
 
 By default each race is run a few hundred times, with many thousand changes; RACES=10000 runs each ten thousand times.
 """
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from broker import syscalls
+from fusermount3_broker.kernel import syscalls
 from tests.e2e.conftest import USER, make_mountpoint
 from tests.e2e.hostile import (
     COMMIT,
@@ -32,6 +32,7 @@ from tests.e2e.hostile import (
     wait_for_mounts,
 )
 from tests.lab.commands import run
+from tests.lab.forked import ending_afterwards
 from tests.lab.podman import mountinfo
 
 if TYPE_CHECKING:
@@ -48,12 +49,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @pytest.fixture
 def own(users: Path) -> Path:
-    """A mountpoint of the user's."""
+    """A mountpoint that belongs to the user."""
     return make_mountpoint(users, "own")
 
 
 class Racer:
-    """A process that does something again and again, until the `with` block ends; `times` is how often so far."""
+    """A process that repeats an action until the `with` block ends; `times` counts the repetitions so far."""
 
     def __init__(self, change: Callable[[], object]) -> None:
         self._change = change
@@ -66,12 +67,10 @@ class Racer:
     def __enter__(self) -> Racer:
         self._pid = os.fork()
         if self._pid == 0:
-            try:
+            with ending_afterwards():
                 while True:
                     self._change()
                     self._times[:8] = (self.times + 1).to_bytes(8, "little")
-            finally:
-                os._exit(1)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -119,7 +118,7 @@ def with_a_new_one(own: Path) -> Callable[[], object]:
 
     def again() -> None:
         fresh.mkdir(exist_ok=True)
-        os.chown(fresh, USER, USER)  # before it has the name: whoever pins that sees the user's directory
+        os.chown(fresh, USER, USER)  # before it gets the name: a process that pins it sees the user's directory
         with contextlib.suppress(OSError):  # busy, while something is mounted there
             fresh.rename(own)
 
@@ -140,7 +139,7 @@ def pin(own: Path) -> int | None:
 def test_a_mountpoint_that_is_exchanged_all_the_time_is_that_which_was_pinned(
     change: Callable[[Path], Callable[[], object]], broker: Broker, own: Path
 ) -> None:
-    """Whatever has its name by then."""
+    """It does not matter which directory has its name by then."""
 
     def body() -> None:
         mounted = refused = 0
@@ -164,7 +163,7 @@ def test_a_mountpoint_that_is_exchanged_all_the_time_is_that_which_was_pinned(
                         places = [mount.mountpoint for mount in fuse_mounts()]
                         client.socket.close()
                         wait_for_mounts([])
-                        # A directory that was removed shows no place any more.
+                        # A directory that was removed no longer leads to a place.
                         found = [Path(place).stat() for place in places if not place.endswith("//deleted")]
                         assert [(each.st_ino, each.st_uid) for each in found] == [(target.st_ino, USER)] * len(found)
         print(f"{racer.times} changes, {mounted} mounted, {refused} refused")
@@ -176,7 +175,7 @@ def test_a_mountpoint_that_is_covered_and_uncovered_all_the_time_is_never_mounte
     broker: Broker, own: Path
 ) -> None:
     def cover() -> None:
-        with contextlib.suppress(OSError):  # the user's filesystem is there, and not root's to enter
+        with contextlib.suppress(OSError):  # the user's filesystem is mounted there, and root may not enter it
             syscalls.mount(b"cover", bytes(own), b"tmpfs", 0, b"uid=%d" % USER)
         with contextlib.suppress(OSError):
             syscalls.umount2(bytes(own), syscalls.MNT_DETACH)
@@ -208,7 +207,7 @@ def test_a_mountpoint_that_is_covered_and_uncovered_all_the_time_is_never_mounte
 
 
 def take_away_what_stays(broker: Broker, own: Path, racer: Racer) -> None:
-    """Wait for the rollback. If the mount was covered at each of its looks, it stays, and the broker knows it."""
+    """Wait for the rollback. If the mount was covered whenever the broker looked, it stays, and the broker knows it."""
     give_up = time.monotonic() + 10
     while any(mount.source != "cover" for mount in fuse_mounts()):
         if time.monotonic() > give_up:
@@ -250,7 +249,7 @@ def test_an_entry_that_is_exchanged_all_the_time_is_unmounted_lazily_only_if_it_
 
 
 def elsewhere(change: Callable[[], object]) -> Callable[[], object]:
-    """Return what does `change` in a mount namespace of its own, where nothing of this one is mounted any more."""
+    """Return a function for `change` in a mount namespace of its own, where nothing of this one is mounted now."""
     moved = False
 
     def act() -> None:

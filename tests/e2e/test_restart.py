@@ -1,7 +1,7 @@
-"""What callers see when parts of the broker are killed, or all of it restarted, under load: a slower answer.
+"""Under load, callers see only slower answers when parts of the broker are killed or all of it is restarted.
 
-No live mount is lost, none is leaked, none is made twice, and no call fails: as the callers' own mount tables and
-descriptors say, and the broker's list.
+No live mount is lost, none leaks, none is made twice, and no call fails, according to the callers' own mount tables and
+descriptors and to the broker's list.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from broker import syscalls
+from fusermount3_broker.kernel import syscalls
 from tests.e2e import hostile
 from tests.lab.broker import Broker
 from tests.lab.callers import Seen, moments, start_callers
@@ -51,9 +51,10 @@ def test_callers_notice_nothing_of_a_kill(
 
 
 def test_mounts_are_known_to_a_broker_that_finds_another_fusectl(tmp_path: Path) -> None:
-    """As where fusectl is mounted nowhere, and so begins anew with the broker: the inodes in its table say nothing.
+    """This happens where fusectl is mounted nowhere, so that a new instance begins with the broker: the inodes in the
+    broker's table are then meaningless.
 
-    A mount that is gone, and whose number is another's by now, is not taken for that.
+    A mount that is gone, and whose device number now belongs to another, is not mistaken for that one.
     """
     gone, kept = tmp_path / "gone", tmp_path / "kept"
     gone.mkdir()
@@ -72,7 +73,7 @@ def test_mounts_are_known_to_a_broker_that_finds_another_fusectl(tmp_path: Path)
                 table.execute("UPDATE mounts SET device = ? WHERE mountpoint = ?", [number, bytes(gone)])
             broker.start()
             assert [mount["mountpoint"] for mount in broker.mounts()] == [str(kept)]
-            (said,) = broker.records("fusectl is another")
+            (said,) = broker.records("fusectl was mounted anew")
             assert (said["recognized"], said["gone"]) == (1, 1)
             for device in devices:
                 os.close(device)

@@ -1,4 +1,4 @@
-"""What the broker's processes have given up: front and plugin cannot do what they need not, the mounter can."""
+"""The sandboxes of the broker's processes: front and plugin are denied all that they don't need; the mounter is not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from broker import mounter, sandbox, syscalls
+from fusermount3_broker.kernel import syscalls
+from fusermount3_broker.mounter import daemon
+from fusermount3_broker.service import sandbox
 from tests.e2e.conftest import let_users_in
 from tests.e2e.hostile import O_PATH, Client, in_private_namespace, in_process, mount_request, wait_for_mounts
 
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.e2e
 
-#: A uid and gid that nobody has.
+#: A uid and gid that no account has.
 NOBODYS = 64321
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -50,7 +52,7 @@ def status_of(pid: int | str) -> dict[str, str]:
 
 
 def called(name: str, *arguments: object) -> Callable[[], object]:
-    """Return a function that calls a function of libc; it raises OSError when that returns -1."""
+    """Return a function that calls a function of libc; it raises OSError if that returns -1."""
 
     def call() -> None:
         ctypes.set_errno(0)
@@ -66,7 +68,7 @@ def system_call(number: int, *arguments: int) -> Callable[[], object]:
 
 
 def owned_by_a_signal() -> None:
-    """Have the parent killed by what happens to a descriptor, without kill(2)."""
+    """Have the parent killed through the signal of a descriptor, without kill(2)."""
     ours, _ = socket.socketpair()
     fcntl.fcntl(ours, fcntl.F_SETOWN, os.getppid())
 
@@ -90,8 +92,8 @@ def type_into_the_terminal() -> None:
     fcntl.ioctl(ours, termios.TIOCSTI, b"x")
 
 
-#: By what is tried: how, and the errno that it fails with. System calls by number are those which have the same number
-#: on every machine.
+#: By attempt: a function that makes it, and the errno with which it fails. System calls given by number are those with
+#: the same number on every machine.
 FORBIDDEN: dict[str, tuple[Callable[[], object], int]] = {
     "read a file": (lambda: Path("/etc/passwd").read_bytes(), EACCES),
     "list a directory": (lambda: list(Path("/etc").iterdir()), EACCES),
@@ -140,7 +142,7 @@ FORBIDDEN: dict[str, tuple[Callable[[], object], int]] = {
 
 
 def confined(directory: Path, body: Callable[[], object]) -> None:
-    """Run `body` in a process that has entered the front's sandbox; `directory` is where it keeps its state."""
+    """Run `body` in a process that has entered the front's sandbox; `directory` is its state directory."""
 
     def enter() -> None:
         os.chdir(directory)
@@ -166,7 +168,7 @@ def test_the_front_cannot(attempt: Callable[[], object], errno: int, tmp_path: P
     confined(tmp_path, body)
 
 
-#: Attempts that change nothing where they succeed, so that it can be seen that it is the sandbox that they fail in.
+#: Attempts that change nothing where they succeed, used to show that the sandbox is what makes them fail.
 HARMLESS = [
     "read a file",
     "list a directory",
@@ -200,7 +202,7 @@ def test_without_the_sandbox_that_is_no_matter_of_permission(name: str, tmp_path
 
 
 def test_the_front_can_do_its_work(tmp_path: Path) -> None:
-    """What it needs later, once it has heard from somebody."""
+    """What the front needs later, after a caller's first message."""
 
     def body() -> None:
         with sqlite3.connect(tmp_path / "mounts.sqlite") as database:
@@ -232,7 +234,7 @@ def test_the_front_has_no_capability_and_can_never_have_one(tmp_path: Path) -> N
 def test_the_front_is_its_own_user_where_there_is_one(
     there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The machine of the tests may have no such account; `getpwnam` stands for its table."""
+    """`getpwnam` is replaced, since the test machine may have no such account."""
 
     def getpwnam(name: str) -> pwd.struct_passwd:
         assert name == "fusermount3-broker"
@@ -240,11 +242,11 @@ def test_the_front_is_its_own_user_where_there_is_one(
             raise KeyError(name)
         return pwd.struct_passwd((name, "x", NOBODYS, NOBODYS, "", "/", "/bin/false"))
 
-    monkeypatch.setattr("broker.sandbox.pwd.getpwnam", getpwnam)
+    monkeypatch.setattr("fusermount3_broker.service.sandbox.pwd.getpwnam", getpwnam)
     uid = NOBODYS if there else 0
 
     def body() -> None:
-        status = status_of("self")  # real, effective, saved, and for files
+        status = status_of("self")  # real, effective, saved, and filesystem uid
         assert status["Uid"].split() == status["Gid"].split() == 4 * [str(uid)]
         assert os.getgroups() == ([] if there else before)
 
@@ -259,7 +261,7 @@ def test_the_front_is_its_own_user_where_there_is_one(
 
 
 def confined_as_plugin(directory: Path, body: Callable[[], object]) -> None:
-    """Run `body` in a process that has entered the plugin's sandbox; `directory` is where it makes its socket."""
+    """Run `body` in a process that has entered the plugin's sandbox; `directory` is the directory of its socket."""
 
     def enter() -> None:
         os.chdir(directory)
@@ -273,7 +275,7 @@ def bind(path: str) -> None:
     socket.socket(socket.AF_UNIX).bind(path)
 
 
-#: As for the front, but that it may make a socket: in one directory, where it may make nothing else.
+#: As for the front, except that the plugin may make a socket: in one directory, where it may make nothing else.
 FORBIDDEN_TO_THE_PLUGIN = {
     **{name: attempt for name, attempt in FORBIDDEN.items() if name != "bind a socket"},
     "make a socket elsewhere": (lambda: bind("/tmp/no.sock"), EACCES),
@@ -310,7 +312,7 @@ def test_the_plugin_makes_and_removes_its_socket(tmp_path: Path) -> None:
 
 def test_the_mounter_has_its_capabilities_and_no_others(broker: Broker) -> None:
     status = status_of(broker.mounter.pid)
-    wanted = bits(*mounter.CAPABILITIES)
+    wanted = bits(*daemon.CAPABILITIES)
     assert {int(status[name], 16) for name in ("CapPrm", "CapEff", "CapBnd")} == {wanted}
     assert {int(status[name], 16) for name in ("CapInh", "CapAmb")} == {0}
     assert status["NoNewPrivs"] == "1"
@@ -357,17 +359,18 @@ libc = ctypes.CDLL(None, use_errno=True)
 libc.prctl(38, 1, 0, 0, 0)
 header, none = (ctypes.c_uint * 2)(0x20080522, 0), (ctypes.c_uint * 6)()
 assert libc.capset(header, none) == 0
-for name in ("mem", "fd/0", "environ", "maps", "cwd"):
+links = ["cwd", "ns/user", "ns/mnt", *(f"fd/{number}" for number in range(64))]
+for name in ("mem", "environ", "maps", *links):
     try:
-        os.readlink(f"/proc/{pid}/{name}") if name in ("cwd", "fd/0") else open(f"/proc/{pid}/{name}", "rb").read(1)
-    except PermissionError:
+        os.readlink(f"/proc/{pid}/{name}") if name in links else open(f"/proc/{pid}/{name}", "rb").read(1)
+    except (PermissionError, FileNotFoundError):
         continue
     sys.exit(f"{name} of {pid} is open")
 """
 
 
 def test_the_same_uid_does_not_look_into_the_mounter_without_its_capabilities(broker: Broker) -> None:
-    """As the front would, where there is no account for it."""
+    """Where the front has no account of its own, it has the mounter's uid."""
     for process in (broker.mounter, *broker.mounter.children()):
         if psutil.pid_exists(process.pid):
             subprocess.run([sys.executable, "-c", LOOK_INTO, str(process.pid)], check=True)

@@ -23,7 +23,7 @@ AS_USER = ["setpriv", "--reuid=1000", "--regid=1000", "--clear-groups"]
 
 @pytest.fixture
 def setuid_proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The proxy as a setuid and setgid root program that everybody can reach."""
+    """The proxy as a setuid and setgid root program in a path that all users can reach."""
     directory = tmp_path_factory.mktemp("setuid")
     let_users_in(directory)
     helper = directory / "fusermount3"
@@ -42,14 +42,14 @@ def test_the_ids_are_given_up_before_anything_else(setuid_proxy: Path) -> None:
     calls = [line.partition("(")[0] for line in trace.splitlines() if "(" in line]
     before = calls[: calls.index("setresuid")]
     assert before[-1] == "setresgid"
-    # What the C library does in every setuid program, and the questions for the ids.
+    # The calls that the C library makes in every setuid program, and the queries of the ids.
     harmless = {"execve", "access", "brk", "arch_prctl", "set_tid_address", "set_robust_list", "rseq", "prlimit64"}
     harmless |= {"readlink", "readlinkat", "getrandom", "mprotect", "fcntl", "getresuid", "getresgid", "setresgid"}
     assert set(before) <= harmless
 
 
 def test_it_cannot_read_what_its_caller_may_not(setuid_proxy: Path, tmp_path: Path) -> None:
-    """The directory of the mountpoint is root's alone: a helper with root's rights would find its way."""
+    """Only root may enter the directory of the mountpoint: a helper with root's rights would find its way."""
     private = tmp_path / "private"
     (private / "mountpoint").mkdir(parents=True)
     private.chmod(0o700)

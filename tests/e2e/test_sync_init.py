@@ -1,7 +1,7 @@
-"""--sync-init: the FUSE program gets its descriptor first, and is mounted when it is ready to serve.
+"""--sync-init: the FUSE program gets its descriptor first, and its mount when it is ready to serve.
 
-libfuse 3.19, which asks for it, is in no Debian yet; so the program is played by the test, with the kernel's own
-FUSE_DEV_IOC_SYNC_INIT where it has that.
+libfuse 3.19, which requests this, is in no Debian release yet; so the test plays the FUSE program, with the kernel's
+own FUSE_DEV_IOC_SYNC_INIT where available.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ READY = b"\0"
 
 
 class FakeLibfuse319:
-    """The part of libfuse 3.19 and a FUSE program behind it that answers FUSE_INIT, and nothing else."""
+    """The part of libfuse 3.19, and of a FUSE program on it, that answers FUSE_INIT and nothing else."""
 
     def __init__(self, broker: Broker, mountpoint: Path, options: str = "rw,subtype=fake", *more: str) -> None:
         self.comm, theirs = socket.socketpair()
@@ -50,7 +50,7 @@ class FakeLibfuse319:
         self.descriptor = descriptors[0] if descriptors else -1
 
     def wait_for_init(self) -> bool:
-        """Have the kernel's mount wait for FUSE_INIT; whether it can (Linux 6.18)."""
+        """Have the kernel's mount wait for FUSE_INIT; return whether the kernel can (Linux 6.18)."""
         try:
             fcntl.ioctl(self.descriptor, FUSE_DEV_IOC_SYNC_INIT)
         except OSError:
@@ -58,7 +58,7 @@ class FakeLibfuse319:
         return True
 
     def serve(self) -> threading.Thread:
-        """Answer FUSE_INIT, in a thread, when it comes."""
+        """Answer FUSE_INIT in a thread when it arrives."""
         thread = threading.Thread(target=self._answer_init, daemon=True)
         thread.start()
         return thread
@@ -74,12 +74,12 @@ class FakeLibfuse319:
         os.write(self.descriptor, struct.pack("=IiQ", 16 + len(FUSE_INIT_REPLY), 0, unique) + FUSE_INIT_REPLY)
 
     def status(self) -> int | None:
-        """Return the status that the helper sends; None if it has closed the socket instead."""
+        """Return the status that the helper sends, or None if it closes the socket instead."""
         data = self.comm.recv(8)
         return struct.unpack("=i", data)[0] if data else None
 
     def end(self) -> tuple[int, str]:
-        """Let go of everything, and return how the helper ended and what it said."""
+        """Release all descriptors; return the helper's exit status and its output."""
         self.comm.close()
         if self.descriptor >= 0:
             os.close(self.descriptor)
@@ -119,7 +119,7 @@ def test_a_mount_that_the_kernel_refuses_is_told_with_its_errno_to_the_fake_libf
     broker: Broker, tmp_path: Path
 ) -> None:
     def body() -> None:
-        program = FakeLibfuse319(broker, tmp_path, "blksize=512")  # only for fuseblk
+        program = FakeLibfuse319(broker, tmp_path, "blksize=512")  # valid only for fuseblk
         program.comm.send(READY)
         assert program.status() == -22
         status, said = program.end()
@@ -145,7 +145,7 @@ def test_a_fake_libfuse_that_dies_while_the_kernel_waits_for_it_leaves_nothing(b
         program.comm.send(READY)
         time.sleep(0.3)
         status, _ = program.end()
-        if not fuse_mounts():  # with a kernel that waits for nobody, it was mounted at once
+        if not fuse_mounts():  # a kernel that does not wait has mounted it at once
             assert status == 1
         else:
             subprocess.run(["umount", "--lazy", tmp_path], check=True)

@@ -1,4 +1,4 @@
-"""The broker as a service of systemd, installed as by a package on a machine of its own: a container that boots."""
+"""The broker as a systemd service, installed as by a package on a machine of its own: a container that boots."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ METRICS = "fusermount3-broker-metrics.socket"
 SYSUSERS = "fusermount3-broker.sysusers"
 CONFIGURATION = "etc/fusermount3-broker.toml"
 MOUNTPOINT = "/home/user/mnt"
-#: Root as in a container: libfuse then can't mount by itself, and asks fusermount3.
+#: Root as in a container: libfuse can't mount by itself then, and calls fusermount3.
 CONTAINER_ROOT = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]
 #: A mount that its caller never confirms, until its stdin is closed.
 UNCONFIRMED = f"""
@@ -61,22 +61,22 @@ class Machine:
         return self.systemctl("show", "--value", f"--property={name}", unit)
 
     def mount(self, mountpoint: str = MOUNTPOINT, *options: str) -> None:
-        """Mount whoamifs as `user`, in the background, where it stays."""
+        """Mount whoamifs as `user`, in the background, and leave it mounted."""
         self.run("mkdir", "-p", mountpoint, user="user")
         self.run("whoamifs", *options, mountpoint, user="user")
 
     def unmount(self, mountpoint: str = MOUNTPOINT) -> None:
-        """Unmount as `user`; the program ends with that, unless something still holds its filesystem."""
+        """Unmount as `user`; the program then ends, unless its filesystem is still in use."""
         programs = self.programs()
         self.run("fusermount3", "-u", mountpoint, user="user")
         wait_until(lambda: len(self.programs()) < len(programs))
 
     def programs(self) -> list[str]:
-        """Return the pids of the FUSE programs that run."""
+        """Return the pids of the running FUSE programs."""
         return self.run("pgrep", "whoamifs", check=False).stdout.split()
 
     def check_usable(self, mountpoint: str = MOUNTPOINT) -> None:
-        """Check that files are written and read through the mount."""
+        """Check that files can be written and read through the mount."""
         self.run("sh", "-c", 'echo works > "$1"/files/f && cat "$1"/files/f', "sh", mountpoint, user="user")
         assert self.run("cat", f"{mountpoint}/whoami", user="user").stdout.startswith("uid=1000 gid=1000 pid=")
 
@@ -103,7 +103,7 @@ class Machine:
         return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
 
     def reload(self, configuration: str) -> None:
-        """Have this configuration read, and return when it has been."""
+        """Install this configuration, and return when the service has read it."""
         (self.container.root() / CONFIGURATION).write_text(configuration)
         before = self.count_reloads()
         self.systemctl("reload", SERVICE)
@@ -115,12 +115,12 @@ class Machine:
 
 @pytest.fixture(scope="module")
 def installed() -> Iterator[Machine]:
-    """A machine that has booted, with everything where a package puts it."""
+    """A machine that has booted, with all files where a package installs them."""
     options = Options(privileged=True, extra=["--systemd=always"])
     with Container(image_tag(SYSTEMD), ["/sbin/init"], options) as container:
         machine = Machine(container)
         wait_until(lambda: machine.systemctl("is-system-running", check=False) == "running", 60)
-        # What systemd and udev do on a machine, and leave undone in a container.
+        # systemd and udev do this on a machine, but not in a container.
         machine.run("mount", "--make-rshared", "/")
         machine.run("chmod", "0666", "/dev/fuse")
         install(container.root())
@@ -132,11 +132,11 @@ def installed() -> Iterator[Machine]:
 
 
 def install(root: Path) -> None:
-    for package in ("broker", "fusermount3_proxy"):
+    for package in (SOURCES / "broker/fusermount3_broker", SOURCES / "fusermount3_proxy"):
         ignore = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(SOURCES / package, root / "usr/lib/python3/dist-packages" / package, ignore=ignore)
+        shutil.copytree(package, root / "usr/lib/python3/dist-packages" / package.name, ignore=ignore)
     script = root / "usr/bin/fusermount3-broker"
-    script.write_text("#!/usr/bin/python3 -I\nfrom broker.cli import main\n\nmain()\n")
+    script.write_text("#!/usr/bin/python3 -I\nfrom fusermount3_broker.cli.main import main\n\nmain()\n")
     script.chmod(0o755)
     for unit in (SERVICE, SOCKET, METRICS):
         shutil.copy(SOURCES / "packaging/systemd" / unit, root / "usr/lib/systemd/system")
@@ -180,7 +180,7 @@ def test_no_process_of_the_service_is_root_and_the_front_has_no_privilege(machin
     front = found["front"]
     assert {int(front[name], 16) for name in ("CapPrm", "CapEff", "CapInh", "CapAmb")} == {0}
     assert (front["NoNewPrivs"], front["Seccomp"]) == ("1", "2")
-    assert not [message for message in machine.messages() if "confined" in message]
+    assert not [message for message in machine.messages() if "is incomplete; missing" in message]
 
 
 def test_the_first_call_starts_the_service(machine: Machine) -> None:
@@ -195,7 +195,7 @@ def test_the_first_call_starts_the_service(machine: Machine) -> None:
 
 
 def test_a_mount_that_hangs_is_called_so_and_can_be_ended(machine: Machine) -> None:
-    """By a service that is not root, and has not every capability."""
+    """The service is not root, and lacks some capabilities."""
     (machine.container.root() / CONFIGURATION).write_text("hung_seconds = 1\n")
     machine.mount()
     (program,) = machine.programs()
@@ -204,7 +204,7 @@ def test_a_mount_that_hangs_is_called_so_and_can_be_ended(machine: Machine) -> N
         user = machine.container.start(["stat", f"{MOUNTPOINT}/files/none"], user="user")
         wait_until(lambda: " hung " in machine.run("fusermount3-broker", "mounts").stdout)
         (mount,) = json.loads(machine.run("fusermount3-broker", "mounts", "--json").stdout)
-        machine.run("fusermount3-broker", "abort", mount["request"])
+        machine.run("fusermount3-broker", "abort", mount["request_id"])
         assert user.communicate(timeout=20)[1]
         wait_until(lambda: not machine.fuse_mounts())
     finally:
@@ -329,8 +329,9 @@ def test_a_mount_that_was_not_finished_when_the_front_was_killed_is_rolled_back(
     client = machine.container.start(["python3", "-c", UNCONFIRMED], user="user")
     assert client.stdout and client.stdout.readline() == "mounted\n"
     assert [mount.fstype for mount in machine.fuse_mounts()] == ["fuse.unconfirmed"]
-    # Whoever would only kill the mounter would be quicker than it is now. What systemd terminates, it also continues.
-    machine.run("pkill", "--signal", "STOP", "--full", "broker.mounter")
+    # A mere kill of the mounter would be quicker than the mounter, which is stopped now. What systemd terminates, it
+    # also continues.
+    machine.run("pkill", "--signal", "STOP", "--full", "fusermount3_broker.mounter.daemon")
     machine.systemctl("kill", "--kill-who=main", "--signal=KILL", SERVICE)
     wait_until(lambda: not machine.fuse_mounts())
     client.communicate(timeout=10)
@@ -387,7 +388,7 @@ def test_a_service_that_cannot_start_is_tried_until_it_can(machine: Machine) -> 
 
 
 def ask(machine: Machine, path: str) -> str:
-    """Return what the metrics' port of the machine answers, from its status line to its body."""
+    """Return the answer of the machine's metrics port, from status line to body."""
     request = f"GET {path} HTTP/1.1\r\nHost: broker\r\n\r\n"
     code = f"""
 import socket
@@ -400,7 +401,7 @@ with socket.create_connection(("127.0.0.1", 9467), 20) as connection:
 
 @pytest.fixture
 def watched(machine: Machine) -> Iterator[Machine]:
-    """The machine with the metrics' socket, opened as docs/operations.md says."""
+    """The machine with the metrics socket, enabled as docs/operations.md says."""
     assert machine.property("UnitFileState", METRICS) == "disabled", "off unless somebody wants it"
     machine.systemctl("start", SERVICE)
     machine.systemctl("enable", METRICS)
@@ -427,9 +428,9 @@ def test_metrics_are_told_on_the_port_that_systemd_listens_on(watched: Machine) 
 
 def test_a_mounter_that_is_stopped_is_not_healthy(watched: Machine) -> None:
     ask(watched, "/healthz")
-    watched.run("pkill", "--signal", "STOP", "--full", "broker.mounter")
+    watched.run("pkill", "--signal", "STOP", "--full", "fusermount3_broker.mounter.daemon")
     wait_until(lambda: "503 Service Unavailable" in ask(watched, "/healthz"))
-    watched.run("pkill", "--signal", "CONT", "--full", "broker.mounter")
+    watched.run("pkill", "--signal", "CONT", "--full", "fusermount3_broker.mounter.daemon")
     wait_until(lambda: "200 OK" in ask(watched, "/healthz"))
 
 
@@ -470,6 +471,6 @@ def test_the_journal_has_the_record_of_what_a_user_was_told(machine: Machine) ->
 def test_the_journal_has_the_record_of_a_mount(machine: Machine) -> None:
     machine.mount()
     (mounted,) = json.loads(machine.run("fusermount3-broker", "mounts", "--json").stdout)
-    (record,) = machine.journal(f"REQUEST_ID={mounted['request']}")
+    (record,) = machine.journal(f"REQUEST_ID={mounted['request_id']}")
     assert (record["MESSAGE"], record["TYPE"], record["CALLER_UID"]) == ("mount mounted", "fuse.whoamifs", "1000")
     machine.unmount()

@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md quotes what people see: each of its boxes is typed again, and must show the same."""
+"""docs/troubleshooting.md quotes terminal sessions: the commands of each box are run again, and must print the same."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 HOME = "/home/user"
-#: What the page calls the server of sshfs.
+#: The page's name for the server of sshfs.
 SERVER = "server"
 
 
 class Box(NamedTuple):
-    """What is quoted below a heading: commands with their prompts, and what they print."""
+    """The quotation below a heading: commands with their prompts, and their output."""
 
     heading: str
     typed: list[tuple[str, str]]
@@ -48,14 +48,14 @@ def boxes() -> Iterator[Box]:
 
 
 class Place(NamedTuple):
-    """Where the commands are typed. The user is `user`, unless it is root."""
+    """Where the commands are run. The user is `user`, unless it is root."""
 
     broker: Broker
     container: Container
     user: str = "user"
 
     def type(self, prompt: str, command: str) -> str:
-        """Return what the command prints, to whatever stream."""
+        """Return the command's output, on either stream."""
         if prompt == "$":
             result = self.container.exec(["sh", "-c", f"{command} 2>&1"], user=self.user, workdir=HOME, check=False)
             return result.stdout
@@ -69,14 +69,14 @@ class Place(NamedTuple):
         return result.stdout + result.stderr
 
     def as_usual(self, text: str) -> str:
-        """Return the text with the places of an installed broker, and without what is another each time."""
+        """Return the text with the paths of an installed broker, and without the parts that differ each time."""
         text = text.replace(str(self.broker.config), "/etc/fusermount3-broker.toml")
         text = text.replace(str(self.broker.directory / "control"), "/run/fusermount3-broker")
         return without_chance(text)
 
 
 def without_chance(text: str) -> str:
-    """Return the text without ids, pids, times and widths of columns."""
+    """Return the text without ids, pids, times and column widths."""
     text = re.sub(r"\blibpod-[0-9a-f]{17}\b", "CONTAINER", text)
     text = re.sub(r"\b[0-9a-f]{8}\b", "ID", text)
     text = re.sub(r"\b\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\b", "TIME", text)
@@ -93,7 +93,7 @@ def a_place(
     proxy: bool = True,
     socket: bool = True,
 ) -> Iterator[Place]:
-    """A broker, a server, and a container in which something may be missing."""
+    """A broker, a server, and a container that may lack something."""
     with Broker(configuration) as broker:
         directory, *helpers = broker.volumes()
         given = [*([FUSE_STAND_IN] if stand_in else []), *(helpers if proxy else []), *([directory] if socket else [])]
@@ -107,7 +107,7 @@ def a_place(
 
 @contextlib.contextmanager
 def mounted(configuration: str = "", user: str = "user", at: str = "mnt") -> Iterator[Place]:
-    """The same, where sshfs has mounted."""
+    """The same, with sshfs mounted."""
     with a_place(configuration=configuration, user=user) as place:
         place.container.exec(["sshfs", f"{SERVER}:", at], user="user", workdir=HOME)
         yield place
@@ -115,7 +115,7 @@ def mounted(configuration: str = "", user: str = "user", at: str = "mnt") -> Ite
 
 @contextlib.contextmanager
 def left() -> Iterator[Place]:
-    """sshfs was killed, and the broker has not looked since."""
+    """sshfs was killed, and the broker has not checked since."""
     with mounted() as place:
         place.container.exec(["pkill", "--signal", "KILL", "sshfs"])
         wait_until(lambda: "not connected" in place.type("$", "stat mnt"))
@@ -124,7 +124,7 @@ def left() -> Iterator[Place]:
 
 @contextlib.contextmanager
 def hanging() -> Iterator[Place]:
-    """sshfs was stopped, and somebody waits for it."""
+    """sshfs was stopped, and a process waits for it."""
     with mounted("hung_seconds = 1") as place:
         place.container.exec(["pkill", "--signal", "STOP", "sshfs"])
         place.container.start(["ls", f"{HOME}/mnt"], user="user")
@@ -137,14 +137,14 @@ def hanging() -> Iterator[Place]:
 
 @contextlib.contextmanager
 def closed_device(directory: Path) -> Iterator[Place]:
-    """A /dev/fuse that only root may open, as that of a host without udev."""
+    """A /dev/fuse that only root may open, like that of a host without udev."""
     device = directory / "fuse"
     device.touch(0o600)
     with a_place(Volume(device, "/dev/fuse"), stand_in=False) as place:
         yield place
 
 
-#: Under which circumstances the box below each heading is typed.
+#: By heading, the conditions under which the commands of the box below it are run.
 SCENES: dict[str, Callable[[], contextlib.AbstractContextManager[Place]]] = {
     "Troubleshooting": a_place,
     "fuse: device not found, try 'modprobe fuse' first": lambda: a_place(stand_in=False),
@@ -161,6 +161,7 @@ SCENES: dict[str, Callable[[], contextlib.AbstractContextManager[Place]]] = {
     "Permission denied, also for root": lambda: mounted(user="root"),
     "Device or resource busy": mounted,
     "entry for … not found in /etc/mtab": a_place,
+    "unmount refused in the broker's log, and nothing is wrong": mounted,
     "no broker answers at …": a_place,
 }
 
@@ -180,9 +181,27 @@ def place(box: Box, tmp_path: Path) -> Iterator[Place]:
 def test_a_box_shows_what_is_seen(box: Box, place: Place) -> None:
     seen = ""
     for prompt, command in box.typed:
-        command = re.sub(r"(?<=abort )\S+", lambda _: place.broker.mounts()[0]["request"], command)
+        command = re.sub(r"(?<=abort )\S+", lambda _: place.broker.mounts()[0]["request_id"], command)
         seen += place.type(prompt, command)
     assert place.as_usual(seen) == without_chance(box.shown)
+
+
+@pytest.mark.parametrize(
+    ("user", "text"),
+    [
+        ("user", f"entry for {HOME}/mnt not found in /etc/mtab"),
+        ("root", f"failed to unmount {HOME}/mnt: Invalid argument"),
+    ],
+)
+def test_a_second_unmount_is_refused_and_logged_and_changes_nothing(user: str, text: str) -> None:
+    with mounted() as place:
+        for again in (False, True):
+            result = place.container.exec(["fusermount3", "-u", "-q", "mnt"], user=user, workdir=HOME, check=False)
+            assert (result.returncode, result.stdout, result.stderr) == (int(again), "", "")
+            assert [record["text"] for record in place.broker.records("unmount refused")] == [text] * again
+        assert place.broker.mounts() == []
+        place.container.exec(["sshfs", f"{SERVER}:", "mnt"], user="user", workdir=HOME)
+        place.container.exec(["fusermount3", "-u", "mnt"], user="user", workdir=HOME)
 
 
 def test_each_scene_is_of_a_box() -> None:

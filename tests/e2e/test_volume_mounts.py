@@ -1,6 +1,6 @@
-"""What the mounter does for volumes, in a directory that stands for kubelet's: the real one, told by a test what to do.
+"""The mounter's operations on volumes, in a directory that stands for kubelet's: a test commands the real mounter.
 
-What the front and the CSI plugin make of that is tested with all of them elsewhere.
+What the front and the CSI plugin add to this is tested elsewhere, with all of them.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from broker import marks, plan, syscalls, targets, twins
-from broker.descriptors import Descriptors
-from broker.mounter import SPARES
+from fusermount3_broker.kernel import ownership_marks, syscalls
+from fusermount3_broker.messages import mounter
+from fusermount3_broker.mounter import volume_helper, volume_targets
+from fusermount3_broker.mounter.daemon import SPARES
+from fusermount3_broker.mounter.kept_descriptors import Descriptors
 from tests.e2e.conftest import wait_until
 from tests.e2e.hostile import in_private_namespace
 from tests.e2e.owned_front import PATIENCE, a_plan
 from tests.e2e.volumes import NONCE, SOCKET, Program, Volume, a_volume, publish, serve, stat, unpublish
-from tests.lab import tinyfuse
+from tests.lab import cgroups, tinyfuse
 from tests.lab.commands import run
+from tests.lab.forked import ending_afterwards
 from tests.lab.podman import mountinfo
 
 if TYPE_CHECKING:
@@ -40,7 +43,7 @@ pytestmark = pytest.mark.e2e
 
 
 def with_volume(directory: Path, body: Callable[[OwnedFront, Volume], None]) -> None:
-    """Run `body` in a private mount namespace, with a mounter and a volume that must be gone at the end."""
+    """Run `body` in a private mount namespace, with a mounter and a volume that must have been removed by the end."""
 
     def in_namespace() -> None:
         kubelet = directory / "kubelet"
@@ -52,7 +55,7 @@ def with_volume(directory: Path, body: Callable[[OwnedFront, Volume], None]) -> 
 
 
 def is_marked(path: Path) -> bool:
-    return marks.MARK.decode() in os.listxattr(path, follow_symlinks=False)
+    return ownership_marks.MARK.decode() in os.listxattr(path, follow_symlinks=False)
 
 
 # Publish -------------------------------------------------------------------------------------------------------
@@ -142,7 +145,7 @@ PLANTED = (plant_link, plant_dangling_link, plant_fifo, plant_directory, plant_f
 
 
 def tree(directory: Path) -> dict[str, tuple[int, int, int, bytes]]:
-    """Return what is in a directory, and how it is."""
+    """Return the entries of a directory, with their attributes and content."""
     found = {}
     for path in sorted(directory.rglob("*")):
         status = path.lstat()
@@ -161,7 +164,7 @@ def test_what_the_pod_has_where_a_socket_should_be_is_named_and_left_alone(
         before = tree(volume.empty_dir)
         for _ in range(2):
             said = front.begin(volume.start_publish(old_clients=True)).hear()
-            assert said == plan.Failed(errno.EEXIST, f"make the socket {name}".encode())
+            assert said == mounter.Failed(errno.EEXIST, f"make the socket {name}".encode())
             assert tree(volume.empty_dir) == before
             assert not volume.target.exists()
         unpublish(front, volume)
@@ -171,7 +174,7 @@ def test_what_the_pod_has_where_a_socket_should_be_is_named_and_left_alone(
 
 
 UNFINISHED = [f".fusermount3-broker.{NONCE.decode()}.{number}" for number in range(4)]
-"""What a socket of the volume may be called before it has its name."""
+"""The temporary names of a volume's socket."""
 
 
 @pytest.mark.parametrize("act", [publish, unpublish])
@@ -187,7 +190,7 @@ def test_what_a_killed_child_has_left_unfinished_is_removed_and_nothing_like_it(
         for name in UNFINISHED:
             plant_socket(volume.empty_dir / name)
             if marked:
-                os.setxattr(volume.empty_dir / name, marks.MARK, b"1")
+                os.setxattr(volume.empty_dir / name, ownership_marks.MARK, b"1")
         act(front, volume)
         after = tree(volume.empty_dir)
         after.pop(str(volume.empty_dir / SOCKET), None)
@@ -203,7 +206,7 @@ def test_what_is_no_socket_was_not_left_unfinished(plant: Callable[[Path], None]
             plant(volume.empty_dir / name)
         before = tree(volume.empty_dir)
         said = front.begin(volume.start_publish()).hear()
-        assert said == plan.Failed(errno.EADDRINUSE, f"make the socket {SOCKET}".encode())
+        assert said == mounter.Failed(errno.EADDRINUSE, f"make the socket {SOCKET}".encode())
         unpublish(front, volume)
         assert tree(volume.empty_dir) == before
 
@@ -228,7 +231,7 @@ def test_what_another_child_is_about_to_finish_stays_and_holds_nobody_up(tmp_pat
 
 @pytest.mark.parametrize("plant", [plant_link, plant_dangling_link, plant_fifo, plant_file, plant_socket])
 def test_nothing_is_followed_on_the_way_to_the_emptydir(plant: Callable[[Path], None], tmp_path: Path) -> None:
-    """A pod can't change that, but its volumes may be on a filesystem of somebody else's."""
+    """A pod can't change that path, but its volumes may be on a filesystem that another party controls."""
 
     def body(front: OwnedFront, volume: Volume) -> None:
         volume.empty_dir.rmdir()
@@ -239,7 +242,7 @@ def test_nothing_is_followed_on_the_way_to_the_emptydir(plant: Callable[[Path], 
         else:
             plant(volume.empty_dir)
         said = front.begin(volume.start_publish()).hear()
-        assert isinstance(said, plan.Failed)
+        assert isinstance(said, mounter.Failed)
         assert said.step.startswith(b"open the emptyDir ")
         assert list(elsewhere.iterdir()) == []
         unpublish(front, volume)
@@ -252,7 +255,7 @@ def test_a_target_that_is_no_directory_is_left_alone(plant: Callable[[Path], Non
     def body(front: OwnedFront, volume: Volume) -> None:
         plant(volume.target)
         before = tree(volume.target.parent)
-        assert front.begin(volume.start_publish()).hear() == plan.Failed(errno.EEXIST, b"make the target")
+        assert front.begin(volume.start_publish()).hear() == mounter.Failed(errno.EEXIST, b"make the target")
         assert list(volume.empty_dir.iterdir()) == []
         unpublish(front, volume)
         assert tree(volume.target.parent) == before
@@ -262,7 +265,7 @@ def test_a_target_that_is_no_directory_is_left_alone(plant: Callable[[Path], Non
 
 
 def test_a_placeholder_that_comes_late_covers_nothing(tmp_path: Path) -> None:
-    """That of an earlier mounter's child, which has seen the directory before there was anything on it."""
+    """It comes from a child of an earlier mounter, which saw the directory before anything was on it."""
 
     def body(front: OwnedFront, volume: Volume) -> None:
         volume.target.mkdir()
@@ -271,7 +274,7 @@ def test_a_placeholder_that_comes_late_covers_nothing(tmp_path: Path) -> None:
             os.close(each)
         before = volume.mounts()
         os.chdir("/proc")
-        targets._attach_placeholder(entry)
+        volume_targets._attach_placeholder(entry)
         assert volume.mounts() == before
         os.close(entry)
         unpublish(front, volume)
@@ -286,8 +289,8 @@ def test_what_somebody_else_has_mounted_at_the_target_stays(tmp_path: Path) -> N
         run(["mount", "-t", "tmpfs", "theirs", volume.target])
         (volume.target / "file").write_text("theirs")
         before = volume.mounts()
-        assert front.begin(volume.start_publish()).hear() == plan.Failed(errno.EEXIST, b"make the target")
-        assert stat(front, volume) == plan.Stated(False, False, 0, 0, 0, 0, 0, 0)
+        assert front.begin(volume.start_publish()).hear() == mounter.Failed(errno.EEXIST, b"make the target")
+        assert stat(front, volume) == mounter.Stated(False, False, 0, 0, 0, 0, 0, 0)
         unpublish(front, volume)
         assert volume.mounts() == before
         run(["umount", volume.target])
@@ -298,12 +301,12 @@ def test_what_somebody_else_has_mounted_at_the_target_stays(tmp_path: Path) -> N
 
 
 def test_a_directory_in_which_something_is_becomes_no_target(tmp_path: Path) -> None:
-    """So nobody's directory is hidden, such as those of other plugins."""
+    """So no other directory, such as one of another plugin, is hidden."""
 
     def body(front: OwnedFront, volume: Volume) -> None:
         volume.target.mkdir()
         (volume.target / "file").write_text("theirs")
-        assert front.begin(volume.start_publish()).hear() == plan.Failed(errno.EEXIST, b"make the target")
+        assert front.begin(volume.start_publish()).hear() == mounter.Failed(errno.EEXIST, b"make the target")
         assert (volume.target / "file").read_text() == "theirs"
         (volume.target / "file").unlink()
         volume.target.rmdir()
@@ -314,17 +317,17 @@ def test_a_directory_in_which_something_is_becomes_no_target(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "start",
     [
-        plan.StartPublish(PATIENCE, b"../x", b"pods/a/volumes/kubernetes.io~empty-dir/b", b"s", False, False, NONCE),
-        plan.StartPublish(PATIENCE, b"x", b"plugins", b"s", False, False, NONCE),
-        plan.StartUnpublish(PATIENCE, b"pods/a", b"", b"", b""),
-        plan.StartStat(PATIENCE, b"/etc"),
-        plan.StartEager(PATIENCE, b"pods/../x", plan.NO_GROUP),
+        mounter.StartPublish(PATIENCE, b"../x", b"pods/a/volumes/kubernetes.io~empty-dir/b", b"s", False, False, NONCE),
+        mounter.StartPublish(PATIENCE, b"x", b"plugins", b"s", False, False, NONCE),
+        mounter.StartUnpublish(PATIENCE, b"pods/a", b"", b"", b""),
+        mounter.StartStat(PATIENCE, b"/etc"),
+        mounter.StartEager(PATIENCE, b"pods/../x", mounter.NO_GROUP),
     ],
     ids=lambda start: type(start).__name__,
 )
-def test_paths_that_lead_elsewhere_are_refused(start: plan.Start, tmp_path: Path) -> None:
+def test_paths_that_lead_elsewhere_are_refused(start: mounter.Start, tmp_path: Path) -> None:
     def body(front: OwnedFront, _volume: Volume) -> None:
-        assert front.begin(start).hear() == plan.Failed(errno.EPERM, b"check the volume")
+        assert front.begin(start).hear() == mounter.Failed(errno.EPERM, b"check the volume")
 
     with_volume(tmp_path, body)
 
@@ -341,7 +344,7 @@ def test_a_program_is_seen_at_its_own_mountpoint_and_at_the_volume(tmp_path: Pat
         program = serve(front, volume, b"there", place=place)
         assert (place / "file").read_bytes() == b"there"
         assert volume.file.read_bytes() == b"there"
-        assert stat(front, volume) == plan.Stated(
+        assert stat(front, volume) == mounter.Stated(
             published=True,
             served=True,
             errno=0,
@@ -375,11 +378,11 @@ def test_a_program_is_served_when_no_children_were_forked_ahead(tmp_path: Path) 
     def body(front: OwnedFront, volume: Volume) -> None:
         publish(front, volume)
         for content in (b"one", b"two", b"three"):
-            before = [front.begin(plan.StartCheck(PATIENCE)) for _ in range(8)]
+            before = [front.begin(mounter.StartCheck(PATIENCE)) for _ in range(8)]
             program = Program(front, volume, content)
             conversation = program.begin()
             for each in before:
-                assert each.hear() == plan.Checked()
+                assert each.hear() == mounter.Checked()
                 each.close()
             program.keep(program.mount(conversation))
             assert volume.file.read_bytes() == content
@@ -411,11 +414,11 @@ def test_children_that_were_forked_ahead_for_nothing_leave_nobody_to_reap(tmp_pa
     def body(front: OwnedFront, _: Volume) -> None:
         syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)  # as if this were pid 1
         wait_until(lambda: len(forked_ahead(front)) >= SPARES - 1)
-        spares = psutil.Process(front.pid).children()
+        spares = [each for each in psutil.Process(front.pid).children() if each.children()]
 
         def all_had_other_things_to_do() -> bool:
-            conversation = front.begin(plan.StartCheck(PATIENCE))
-            assert conversation.hear() == plan.Checked()
+            conversation = front.begin(mounter.StartCheck(PATIENCE))
+            assert conversation.hear() == mounter.Checked()
             conversation.close()
             return not any(each.is_running() for each in spares)
 
@@ -434,17 +437,17 @@ def test_in_a_user_namespace_a_program_serves_the_volume_and_is_asked_for_its_si
 
     def body(front: OwnedFront, volume: Volume) -> None:
         publish(front, volume)
-        for _ in range(2):  # the second in place of the first, that nobody outside can ask whether it is dead
+        for _ in range(2):  # the second replaces the first, whose death no outside process can test
             program = serve(front, volume, place=place if pinned else None, user_namespace=True)
             assert volume.types() == ["tmpfs", "fuse"]
             assert stat(front, volume).total_bytes == tinyfuse.BLOCKS * tinyfuse.BLOCK_SIZE
             another = Program(front, volume, user_namespace=True)
             conversation = another.begin()
-            conversation.say(plan.Ask())
+            conversation.say(mounter.Ask())
             facts = conversation.hear()
-            assert isinstance(facts, plan.MountFacts)
+            assert isinstance(facts, mounter.MountFacts)
             conversation.say(a_plan(facts))
-            assert conversation.hear() == plan.Failed(errno.EBUSY, b"mount on the volume")
+            assert conversation.attached() == mounter.Failed(errno.EBUSY, b"mount on the volume")
             another.kill()
             program.kill()
             assert stat(front, volume).errno == errno.ENOTCONN
@@ -483,8 +486,9 @@ def test_the_group_of_the_volume_is_that_of_the_filesystem(tmp_path: Path) -> No
 
 
 def serving(front: OwnedFront, program: Program) -> list[int]:
-    """Return the pids of who serves the program, with a twin for parent: of the children of the mounter's children,
-    any of which may end at any moment, those that have its connection."""
+    """Return the pids of the processes that serve the program, with a helper as parent: of the children of the
+    mounter's children, any of which may end at any moment, those that have its socket connection.
+    """
     connection = Path(f"/proc/self/fd/{program.connection.fileno()}").readlink()
     found = []
     for child in psutil.Process(front.pid).children():
@@ -494,7 +498,7 @@ def serving(front: OwnedFront, program: Program) -> list[int]:
 
 
 def opened(pid: int) -> list[Path]:
-    """Return what the descriptors of a process are; nothing if it has ended."""
+    """Return the targets of a process's descriptors; nothing if it has ended."""
     links = []
     with suppress(FileNotFoundError):
         for each in Path(f"/proc/{pid}/fd").iterdir():
@@ -515,8 +519,8 @@ def test_what_is_not_kept_is_taken_away_everywhere(ends: str, pinned: bool, tmp_
         conversation = program.mount()
         assert volume.types() == ["tmpfs", "fuse"]
         if ends == "undo":
-            conversation.say(plan.Undo())
-            assert conversation.hear() == plan.RolledBack()
+            conversation.say(mounter.Undo())
+            assert conversation.hear() == mounter.RolledBack()
         elif ends == "hang up":
             program.connection.close()
             conversation.close()
@@ -526,7 +530,7 @@ def test_what_is_not_kept_is_taken_away_everywhere(ends: str, pinned: bool, tmp_
         wait_until(lambda: volume.types() == ["tmpfs"])
         program.kill()
         if ends == "killed" and pinned:
-            run(["umount", "--lazy", place])  # who would have done that was killed
+            run(["umount", "--lazy", place])  # the process that would have done this was killed
 
     with_volume(tmp_path, body)
 
@@ -556,11 +560,11 @@ def test_a_volume_that_is_served_has_no_other_program(tmp_path: Path) -> None:
         program = serve(front, volume, b"first")
         another = Program(front, volume, place=place)
         conversation = another.begin()
-        conversation.say(plan.Ask())
+        conversation.say(mounter.Ask())
         facts = conversation.hear()
-        assert isinstance(facts, plan.MountFacts)
+        assert isinstance(facts, mounter.MountFacts)
         conversation.say(a_plan(facts))
-        assert conversation.hear() == plan.Failed(errno.EBUSY, b"mount on the volume")
+        assert conversation.attached() == mounter.Failed(errno.EBUSY, b"mount on the volume")
         assert volume.file.read_bytes() == b"first"
         assert not [mount for mount in mountinfo() if mount.mountpoint == str(place)]
         another.kill()
@@ -574,30 +578,31 @@ def test_nothing_is_mounted_on_a_volume_that_is_not_published(tmp_path: Path) ->
         volume.target.mkdir()
         program = Program(front, volume)
         conversation = program.begin()
-        conversation.say(plan.Ask())
+        conversation.say(mounter.Ask())
         facts = conversation.hear()
-        assert isinstance(facts, plan.MountFacts)
+        assert isinstance(facts, mounter.MountFacts)
         conversation.say(a_plan(facts))
-        assert conversation.hear() == plan.Failed(errno.ENOENT, b"mount on the volume")
+        assert conversation.attached() == mounter.Failed(errno.ENOENT, b"mount on the volume")
         program.kill()
         volume.target.rmdir()
 
     with_volume(tmp_path, body)
 
 
-# A program that has died ---------------------------------------------------------------------------------------
+# A dead FUSE program -------------------------------------------------------------------------------------------
 
 
 def reader(path: Path, seen: Path, *not_its_own: int) -> int:
-    """Have a process read the file in a loop, in a mount namespace that gets what is mounted here; return its pid.
+    """Start a process that reads the file in a loop, in a mount namespace that receives the mounts made here; return
+    its pid.
 
-    Each new thing that it sees is a line in `seen`: the content, or the name of the error. It closes what is not its:
-    who has the descriptor of a filesystem keeps that from dying.
+    Each change in what it reads is a line in `seen`: the content, or the name of the error. It closes the descriptors
+    `not_its_own`: a process with the descriptor of a filesystem keeps that filesystem from dying.
     """
     child = os.fork()
     if child:
         return child
-    with suppress(BaseException):
+    with ending_afterwards():
         for descriptor in not_its_own:
             os.close(descriptor)
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -614,16 +619,15 @@ def reader(path: Path, seen: Path, *not_its_own: int) -> int:
                 if now != last:
                     log.write(f"{now}\n")
                 last = now
-    os._exit(1)
 
 
 def says(seen: Path, number: int) -> bool:
-    """Whether that is the last thing that a reader has seen."""
+    """Return whether this is the last result that a reader has recorded."""
     return seen.exists() and seen.read_text().endswith(f"{number}\n")
 
 
 def test_who_reads_all_the_time_sees_one_program_after_the_other_and_no_placeholder(tmp_path: Path) -> None:
-    """In a mount namespace of its own, as with HostToContainer."""
+    """The reader has its own mount namespace, as with HostToContainer."""
     seen = tmp_path / "seen"
     place = tmp_path / "own"
     place.mkdir()
@@ -635,12 +639,12 @@ def test_who_reads_all_the_time_sees_one_program_after_the_other_and_no_placehol
         for number in range(1, 21):
             wait_until(partial(says, seen, number - 1))
             program.kill()
-            if number % 5 == 0:  # one that is not kept, meanwhile
+            if number % 5 == 0:  # an uncommitted one in between
                 not_kept = Program(front, volume, b"not kept", commits=False)
                 conversation = not_kept.mount()
                 not_kept.kill()
-                conversation.say(plan.Undo())
-                assert conversation.hear() == plan.RolledBack()
+                conversation.say(mounter.Undo())
+                assert conversation.hear() == mounter.RolledBack()
                 conversation.close()
             program = serve(front, volume, b"%d" % number, namespace=True, place=place if number % 2 else None)
             assert volume.types() == ["tmpfs", "fuse"]
@@ -655,7 +659,7 @@ def test_who_reads_all_the_time_sees_one_program_after_the_other_and_no_placehol
 
 
 def test_before_linux_6_5_the_dead_mount_is_taken_away_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if this kernel did not know the flag: it refuses one that it really doesn't know in the same way."""
+    """Simulate a kernel that lacks the flag: the kernel refuses a really unknown flag in the same way."""
     monkeypatch.setattr(syscalls, "MOVE_MOUNT_BENEATH", 1 << 20)
 
     def body(front: OwnedFront, volume: Volume) -> None:
@@ -663,10 +667,10 @@ def test_before_linux_6_5_the_dead_mount_is_taken_away_first(tmp_path: Path, mon
         serve(front, volume).kill()
         _, dead = volume.mounts()
         os.chdir("/proc")
-        opened = Descriptors(socket.socket(), os.open(tmp_path / "kubelet", os.O_PATH))
-        copy = syscalls.open_tree(syscalls.AT_FDCWD, bytes(volume.target), targets._CLONE)
-        with targets.Target(opened, volume.relative(volume.target)) as target:
-            assert target.put(copy, PATIENCE) is not None
+        opened = Descriptors(os.open(tmp_path / "kubelet", os.O_PATH))
+        copy = syscalls.open_tree(syscalls.AT_FDCWD, bytes(volume.target), volume_targets._CLONE)
+        with volume_targets.Target(opened, volume.relative(volume.target)) as target:
+            assert target.attach(copy, PATIENCE) is not None
         placeholder, new = volume.mounts()
         assert (placeholder.fstype, new.device) == ("tmpfs", dead.device)
         assert new.id != dead.id
@@ -681,8 +685,8 @@ def test_what_replaces_a_dead_mount_and_is_not_kept_leaves_it_as_it_was(tmp_path
         _, dead = volume.mounts()
         another = Program(front, volume, commits=False)
         conversation = another.mount()
-        conversation.say(plan.Undo())
-        assert conversation.hear() == plan.RolledBack()
+        conversation.say(mounter.Undo())
+        assert conversation.hear() == mounter.RolledBack()
         placeholder, again = volume.mounts()
         assert (placeholder.fstype, again.device) == ("tmpfs", dead.device)
         with pytest.raises(OSError, match="not connected"):
@@ -692,7 +696,7 @@ def test_what_replaces_a_dead_mount_and_is_not_kept_leaves_it_as_it_was(tmp_path
     with_volume(tmp_path, body)
 
 
-# A program that hangs ------------------------------------------------------------------------------------------
+# A hung FUSE program -------------------------------------------------------------------------------------------
 
 
 def hanging(front: OwnedFront, volume: Volume) -> tuple[Program, int]:
@@ -701,10 +705,9 @@ def hanging(front: OwnedFront, volume: Volume) -> tuple[Program, int]:
     run(["mount", "-t", "fusectl", "fusectl", "/sys/fs/fuse/connections"])
     waiting = os.fork()
     if waiting == 0:
-        with suppress(BaseException):
+        with ending_afterwards():
             syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
             volume.file.read_bytes()
-        os._exit(0)
     wait_until(lambda: _connection(volume, "waiting") != "0\n")
     return program, waiting
 
@@ -730,7 +733,7 @@ def test_a_volume_whose_program_hangs_is_said_to_hang_in_time(tmp_path: Path) ->
 
 
 def test_a_volume_whose_program_hangs_is_unpublished_in_time(tmp_path: Path) -> None:
-    """Who waited for the program has an error then."""
+    """Processes that waited for the program get an error then."""
 
     def body(front: OwnedFront, volume: Volume) -> None:
         publish(front, volume)
@@ -747,22 +750,24 @@ def test_a_volume_whose_program_hangs_is_unpublished_in_time(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("eager", [False, True])
 def test_who_asks_whether_a_program_is_dead_that_hangs_holds_nobody_up(eager: bool, tmp_path: Path) -> None:
-    """The question itself is what the program never answers: that may cost whoever wants to be in its place."""
+    """The program never answers that test's request: only the program that wants to replace it may pay for this."""
 
     def body(front: OwnedFront, volume: Volume) -> None:
         publish(front, volume)
         program = serve(front, volume, hangs=True)
         if eager:
-            conversation = front.begin(plan.StartEager(PATIENCE, volume.relative(volume.target), plan.NO_GROUP))
+            conversation = front.begin(mounter.StartEager(PATIENCE, volume.relative(volume.target), mounter.NO_GROUP))
             conversation.say(a_plan(ROOTS_FACTS, allow_other=True))
         else:
             another = Program(front, volume)
             conversation = another.begin()
-            conversation.say(plan.Ask())
+            conversation.say(mounter.Ask())
             facts = conversation.hear()
-            assert isinstance(facts, plan.MountFacts)
+            assert isinstance(facts, mounter.MountFacts)
             conversation.say(a_plan(facts, allow_other=True))
-        time.sleep(1)  # so that it is asked by now
+        assert isinstance(conversation.hear(), mounter.Made)
+        conversation.say(mounter.Attach())
+        time.sleep(1)  # by now, the request has been sent
         begun = time.monotonic()
         unpublish(front, volume, seconds=4)
         assert time.monotonic() - begun < PATIENCE
@@ -802,7 +807,7 @@ def died(front: OwnedFront, volume: Volume) -> None:
 
 
 def without_its_mounts(front: OwnedFront, volume: Volume) -> None:
-    """As after the node was started again."""
+    """Leave the volume as after a reboot of the node."""
     publish(front, volume)
     run(["umount", volume.target])
 
@@ -902,18 +907,20 @@ def test_a_pod_that_closes_its_emptydir_does_not_keep_its_volume(tmp_path: Path)
 
 
 def mount_eagerly(front: OwnedFront, volume: Volume, *, keep: bool = True) -> int:
-    """Return the descriptor of a filesystem at the target that nobody serves yet."""
-    conversation = front.begin(plan.StartEager(PATIENCE, volume.relative(volume.target), plan.NO_GROUP))
+    """Return the descriptor of a filesystem at the target that no program serves yet."""
+    conversation = front.begin(mounter.StartEager(PATIENCE, volume.relative(volume.target), mounter.NO_GROUP))
     conversation.say(a_plan(ROOTS_FACTS, allow_other=True))
+    assert isinstance(conversation.hear(), mounter.Made)
+    conversation.say(mounter.Attach())
     said, (device,) = conversation.hear_with_descriptors()
-    assert isinstance(said, plan.Mounted)
-    conversation.say(plan.Keep() if keep else plan.Undo())
-    assert conversation.hear() == (plan.Kept() if keep else plan.RolledBack())
+    assert isinstance(said, mounter.Mounted)
+    conversation.say(mounter.Keep() if keep else mounter.Undo())
+    assert conversation.hear() == (mounter.Kept() if keep else mounter.RolledBack())
     conversation.close()
     return device
 
 
-ROOTS_FACTS = plan.MountFacts(0, 0, stat_module.S_IFDIR, False, 0, 0, 0, 0)
+ROOTS_FACTS = mounter.MountFacts(0, 0, stat_module.S_IFDIR, False, 0, 0, 0, 0)
 
 
 @pytest.mark.parametrize("pinned", [True, False])
@@ -958,8 +965,8 @@ def test_a_program_that_does_not_take_an_eager_volume_leaves_it_to_the_next(tmp_
         program = Program(front, volume, place=place, commits=False)
         conversation = program.mount(program.begin(held=device))
         program.kill()
-        conversation.say(plan.Undo())
-        assert conversation.hear() == plan.RolledBack()
+        conversation.say(mounter.Undo())
+        assert conversation.hear() == mounter.RolledBack()
         conversation.close()
         assert volume.mounts() == before
         assert [mount for mount in mountinfo() if mount.is_fuse] == before[1:]
@@ -986,9 +993,9 @@ def test_an_eager_filesystem_that_is_not_kept_is_taken_away(tmp_path: Path) -> N
 def test_an_eager_filesystem_is_roots(wanted: dict[str, int], tmp_path: Path) -> None:
     def body(front: OwnedFront, volume: Volume) -> None:
         publish(front, volume)
-        conversation = front.begin(plan.StartEager(PATIENCE, volume.relative(volume.target), plan.NO_GROUP))
+        conversation = front.begin(mounter.StartEager(PATIENCE, volume.relative(volume.target), mounter.NO_GROUP))
         conversation.say(a_plan(ROOTS_FACTS, **wanted))
-        assert conversation.hear() == plan.Failed(errno.EPERM, b"check the plan")
+        assert conversation.hear() == mounter.Failed(errno.EPERM, b"check the plan")
 
     with_volume(tmp_path, body)
 
@@ -1003,11 +1010,11 @@ def test_a_descriptor_of_another_filesystem_is_not_given_out(tmp_path: Path) -> 
         syscalls.mount(b"other", bytes(elsewhere), b"fuse", 0, data)
         program = Program(front, volume)
         conversation = program.begin(held=other)
-        conversation.say(plan.Ask())
+        conversation.say(mounter.Ask())
         facts = conversation.hear()
-        assert isinstance(facts, plan.MountFacts)
+        assert isinstance(facts, mounter.MountFacts)
         conversation.say(a_plan(facts))
-        assert conversation.hear() == plan.Failed(errno.EBADF, b"mount")
+        assert conversation.hear() == mounter.Failed(errno.EBADF, b"mount")
         program.kill()
         conversation.close()
         os.close(device)
@@ -1021,12 +1028,11 @@ def test_a_descriptor_of_another_filesystem_is_not_given_out(tmp_path: Path) -> 
 
 
 def consumer(volume: Volume, place: Path, *, read_only: bool, cgroup: str) -> int:
-    """Have a process of the pod's that has the volume at `place` as it is now, and gets nothing else of it."""
-    directory = _cgroups() / cgroup
-    directory.mkdir(parents=True)
+    """Start a process of the pod that has the volume at `place` as it is now, and receives no other mount of it."""
+    directory = cgroups.make(cgroup)
     child = os.fork()
     if child == 0:
-        with suppress(BaseException):
+        with ending_afterwards():
             syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
             (directory / "cgroup.procs").write_text(str(os.getpid()))
             syscalls.unshare(syscalls.CLONE_NEWNS)
@@ -1038,24 +1044,17 @@ def consumer(volume: Volume, place: Path, *, read_only: bool, cgroup: str) -> in
                 run(["umount", mount.mountpoint])
             (place.parent / f"{place.name}.ready").touch()
             signal.pause()
-        os._exit(1)
     wait_until((place.parent / f"{place.name}.ready").exists)
     return child
 
 
-def _cgroups() -> Path:
-    """Return where a group of processes can be made, which is known to /proc/PID/cgroup by its name."""
-    (mount, *_) = [mount for mount in mountinfo() if mount.fstype == "cgroup2"]
-    return Path(mount.mountpoint)
-
-
 def of(pid: int, place: Path) -> Path:
-    """Return the volume's file as a process sees it."""
+    """Return the path of the volume's file as a process sees it."""
     return Path(f"/proc/{pid}/root") / place.relative_to("/") / "file"
 
 
 def test_containers_that_have_the_dead_filesystem_get_the_new_one_but_only_those_of_the_pod(tmp_path: Path) -> None:
-    """As they were started: what is read-only to one stays so. Another pod has named a cgroup like this one."""
+    """Each gets it as it was started: read-only stays read-only. Another pod has a cgroup with this pod's name."""
     places = [tmp_path / name for name in ("plain", "read-only", "foreign")]
     for place in places:
         place.mkdir()
@@ -1064,9 +1063,9 @@ def test_containers_that_have_the_dead_filesystem_get_the_new_one_but_only_those
         publish(front, volume)
         program = serve(front, volume, b"0")
         names = [
-            f"kubepods/pod{volume.pod}/container",
-            f"kubepods.slice/kubepods-pod{volume.pod.replace('-', '_')}.slice",
-            f"kubepods/pod{uuid.uuid4()}/pod{volume.pod}",
+            f"{volume.cgroups.pod(volume.pod)}/container",
+            volume.cgroups.pod_by_systemd(volume.pod),
+            f"{volume.cgroups.pod(str(uuid.uuid4()))}/pod{volume.pod}",
         ]
         consumers = [
             consumer(volume, place, read_only=place is places[1], cgroup=name)
@@ -1080,17 +1079,16 @@ def test_containers_that_have_the_dead_filesystem_get_the_new_one_but_only_those
                 (mount,) = [mount for mount in mountinfo(pid) if mount.is_fuse]
                 assert ("ro" in mount.options) == (place is places[1])
             assert read(of(consumers[2], places[2])) == b"ENOTCONN"
-        for pid, name in zip(consumers, names, strict=True):
+        for pid in consumers:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-            wait_until(partial(_removed, _cgroups() / name))
         program.kill()
 
     with_volume(tmp_path, body)
 
 
 def read(path: Path) -> bytes:
-    """Return what a file says, or the name of the error."""
+    """Return the content of a file, or the name of the error."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -1101,40 +1099,32 @@ def is_content(content: bytes, path: Path) -> bool:
     return read(path) == content
 
 
-def _removed(directory: Path) -> bool:
-    with suppress(OSError):  # its last process is about to end
-        directory.rmdir()
-        directory.parent.rmdir()
-    return not directory.exists()
-
-
-# What a child of the mounter's may have its twin do ------------------------------------------------------------
+# What a mounter child may order its helper to do -----------------------------------------------------------------
 
 
 def test_a_twin_attaches_nothing_but_fuse_filesystems(tmp_path: Path) -> None:
-    """Whoever gets hold of the child, which is among a caller's files, gets hold of that."""
+    """An attacker who takes over the child, which works among a caller's files, controls the helper's orders."""
 
     def body(front: OwnedFront, volume: Volume) -> None:
         publish(front, volume)
         os.chdir("/proc")
         kubelet = os.open(tmp_path / "kubelet", os.O_PATH)
-        opened = Descriptors(socket.socket(), kubelet)
+        opened = Descriptors(kubelet)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         child = os.fork()
         if child == 0:
-            with suppress(BaseException):
+            with ending_afterwards():
                 ours.close()
-                twins.Attendant(opened, volume.relative(volume.target), False, PATIENCE).attend(theirs)
-            os._exit(0)
+                volume_helper.HelperProcess(opened, volume.relative(volume.target), False, PATIENCE).attend(theirs)
         theirs.close()
-        twin = twins.Twin(ours, PATIENCE, 0)
+        helper = volume_helper.VolumeHelper(ours, PATIENCE, 0)
         for path in ("/", "/proc", str(volume.target)):
-            copy = syscalls.open_tree(syscalls.AT_FDCWD, path.encode(), targets._CLONE)
+            copy = syscalls.open_tree(syscalls.AT_FDCWD, path.encode(), volume_targets._CLONE)
             with pytest.raises(PermissionError):
-                twin.put(copy)
+                helper.attach(copy)
             os.close(copy)
         with pytest.raises(FileNotFoundError):
-            twin.clone()
+            helper.clone()
         ours.close()
         os.waitpid(child, 0)
         assert volume.types() == ["tmpfs"]

@@ -1,6 +1,6 @@
-"""A volume in a directory that stands for kubelet's, and FUSE programs that mount on it, for tests of the mounter.
+"""A volume in a stand-in for the directory of kubelet, and FUSE programs that mount on it, for tests of the mounter.
 
-The directory tree is what kubelet makes; kubelet is not there. The mounter is real; the test plays the front.
+The directory tree is as kubelet makes it, but no kubelet runs. The mounter is real; the test plays the front.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from broker import plan, syscalls
+from fusermount3_broker.kernel import syscalls
+from fusermount3_broker.messages import mounter
 from fusermount3_proxy import wire
 from tests.e2e.hostile import COMMIT, O_PATH, mount_request
 from tests.e2e.owned_front import PATIENCE, Conversation, OwnedFront, a_plan, facts_of, playing_the_front
-from tests.lab import tinyfuse
+from tests.lab import cgroups, tinyfuse
+from tests.lab.cgroups import CgroupRoot
 from tests.lab.commands import run
+from tests.lab.forked import ending_afterwards
 from tests.lab.podman import Mount, mountinfo
 
 if TYPE_CHECKING:
@@ -29,10 +32,11 @@ NONCE = b"0123456789abcdef"
 
 
 class Volume:
-    """The directories of a pod with one volume and one emptyDir, on a mount that is shared, as kubelet's are."""
+    """The directories of a pod with one volume and one emptyDir, on a shared mount like those of kubelet."""
 
     def __init__(self, kubelet: Path) -> None:
         self.pod = str(uuid.uuid4())
+        self.cgroups = CgroupRoot()
         self._kubelet = kubelet
         volumes = kubelet / "pods" / self.pod / "volumes"
         self.empty_dir = volumes / "kubernetes.io~empty-dir/fuse-fd-passing"
@@ -43,24 +47,28 @@ class Volume:
 
     @property
     def file(self) -> Path:
-        """The file of a program that serves the volume."""
+        """The file that a FUSE program serves in the volume."""
         return self.target / os.fsdecode(tinyfuse.NAME)
+
+    def enter_pod(self) -> None:
+        """Move this process into the cgroup of the pod, which is named as by kubelet."""
+        (cgroups.make(self.cgroups.pod(self.pod)) / "cgroup.procs").write_text("0")
 
     def relative(self, path: Path) -> bytes:
         return bytes(path.relative_to(self._kubelet))
 
-    def start_publish(self, *, old_clients: bool = False, serving: bool = False) -> plan.StartPublish:
+    def start_publish(self, *, old_clients: bool = False, serving: bool = False) -> mounter.StartPublish:
         directory = self.relative(self.empty_dir)
-        return plan.StartPublish(
+        return mounter.StartPublish(
             PATIENCE, self.relative(self.target), directory, SOCKET.encode(), old_clients, serving, NONCE
         )
 
-    def start_unpublish(self, seconds: int = PATIENCE) -> plan.StartUnpublish:
+    def start_unpublish(self, seconds: int = PATIENCE) -> mounter.StartUnpublish:
         directory = self.relative(self.empty_dir)
-        return plan.StartUnpublish(seconds, self.relative(self.target), directory, SOCKET.encode(), NONCE)
+        return mounter.StartUnpublish(seconds, self.relative(self.target), directory, SOCKET.encode(), NONCE)
 
     def mounts(self) -> list[Mount]:
-        """Return what is mounted at the target, from below."""
+        """Return the mounts at the target, from bottom to top."""
         return [mount for mount in mountinfo() if mount.mountpoint == str(self.target)]
 
     def types(self) -> list[str]:
@@ -69,48 +77,50 @@ class Volume:
 
 @contextlib.contextmanager
 def a_volume(directory: Path) -> Iterator[tuple[OwnedFront, Volume]]:
-    """Have a mounter and a volume that is not published yet, in this mount namespace; at the end nothing may be left.
+    """Yield a mounter and an unpublished volume in this mount namespace; check at the end that nothing remains.
 
-    `directory` stands for kubelet's.
+    `directory` stands for the directory of kubelet.
     """
     run(["mount", "--bind", directory, directory])
     run(["mount", "--make-shared", directory])
+    volume = Volume(directory)
     try:
-        volume = Volume(directory)
         with playing_the_front(directory) as front:
             yield front, volume
-            assert front.begin(volume.start_unpublish()).hear() == plan.Unpublished()
+            assert front.begin(volume.start_unpublish()).hear() == mounter.Unpublished()
         assert not [mount for mount in mountinfo() if mount.mountpoint.startswith(f"{directory}/")]
         assert not volume.target.exists()
     finally:
         run(["umount", "--lazy", directory])
+        volume.cgroups.remove()
 
 
 def publish(front: OwnedFront, volume: Volume, *, old_clients: bool = False, serving: bool = False) -> list[int]:
-    """Return the descriptors that come."""
+    """Publish the volume; return the received descriptors."""
     said, descriptors = front.begin(
         volume.start_publish(old_clients=old_clients, serving=serving)
     ).hear_with_descriptors()
-    assert said == plan.Published(), said
+    assert said == mounter.Published(), said
     return descriptors
 
 
 def unpublish(front: OwnedFront, volume: Volume, seconds: int = PATIENCE) -> None:
     said = front.begin(volume.start_unpublish(seconds)).hear()
-    assert said == plan.Unpublished(), said
+    assert said == mounter.Unpublished(), said
 
 
-def stat(front: OwnedFront, volume: Volume, seconds: int = PATIENCE) -> plan.Stated:
-    said = front.begin(plan.StartStat(seconds, volume.relative(volume.target))).hear()
-    assert isinstance(said, plan.Stated), said
+def stat(front: OwnedFront, volume: Volume, seconds: int = PATIENCE) -> mounter.Stated:
+    said = front.begin(mounter.StartStat(seconds, volume.relative(volume.target))).hear()
+    assert isinstance(said, mounter.Stated), said
     return said
 
 
 class Program:
-    """A FUSE program that mounts on the volume, in a process of its own, commits that, and serves; or does neither.
+    """A FUSE program in its own process that mounts on the volume, then commits the mount and serves, or does neither.
 
-    `place` is its own mountpoint, if it wants one; with `namespace` it is in a mount namespace of its own, with
-    `user_namespace` also in such a one. It dies with `kill`.
+    `place` is its own mountpoint, if it needs one. With `namespace` it has its own mount namespace; with
+    `user_namespace` it also has its own user namespace, and is in the cgroup of the pod, where the mounter looks for
+    it. `kill` ends it.
     """
 
     def __init__(
@@ -125,6 +135,7 @@ class Program:
         user_namespace: bool = False,
         hangs: bool = False,
         commits: bool = True,
+        mode: int = 0o644,
     ) -> None:
         self._front = front
         self._volume = volume
@@ -135,18 +146,19 @@ class Program:
             listener.listen()
             self.pid = os.fork()
             if self.pid == 0:
-                with contextlib.suppress(BaseException):
+                with ending_afterwards():
                     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+                    if user_namespace:
+                        volume.enter_pod()
                     if namespace or user_namespace:
                         _unshare(user_namespace)
-                    self._run(address, uid, content, hangs, commits)
-                os._exit(1)
+                    self._run(address, uid, content, hangs, commits, mode)
             listener.settimeout(PATIENCE)
             self.connection, _ = listener.accept()
         self.connection.settimeout(PATIENCE)
-        self.connection.recv(1, socket.MSG_PEEK)  # it has sent
+        self.connection.recv(1, socket.MSG_PEEK)  # wait until it has sent
 
-    def _run(self, address: str, uid: int, content: bytes, hangs: bool, commits: bool) -> None:
+    def _run(self, address: str, uid: int, content: bytes, hangs: bool, commits: bool, mode: int) -> None:
         descriptors = [os.open(self.place, O_PATH)] if self.place else []
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
@@ -159,12 +171,12 @@ class Program:
         _, (device,), _, _ = socket.recv_fds(connection, 1 << 16, 1)
         if commits:
             connection.send(COMMIT)
-            tinyfuse.serve(device, content, hangs)
+            tinyfuse.serve(device, content, hangs, mode)
         signal.pause()
 
-    def begin(self, *, read_only: bool = False, group: int = plan.NO_GROUP, held: int | None = None) -> Conversation:
-        """Have the mounter begin to mount for it."""
-        start = plan.StartVolumeMount(
+    def begin(self, *, read_only: bool = False, group: int = mounter.NO_GROUP, held: int | None = None) -> Conversation:
+        """Start a mount for the program in the mounter."""
+        start = mounter.StartVolumeMount(
             seconds=PATIENCE,
             commit_seconds=1,
             target=self._volume.relative(self._volume.target),
@@ -179,31 +191,31 @@ class Program:
         return conversation
 
     def mount(self, conversation: Conversation | None = None, **wanted: object) -> Conversation:
-        """Mount for it, as far as it is not decided whether that is kept."""
+        """Mount for the program, up to the decision whether to keep the mount."""
         conversation = conversation or self.begin()
         conversation.say(a_plan(facts_of(conversation), allow_other=True, **wanted))
-        said = conversation.hear()
-        assert isinstance(said, plan.Mounted), said
+        said = conversation.attached()
+        assert isinstance(said, mounter.Mounted), said
         return conversation
 
     def keep(self, conversation: Conversation) -> None:
-        """Keep the mount, which the program has committed."""
+        """Keep the mount that the program has committed."""
         self.connection.recv(1, socket.MSG_PEEK)
-        conversation.say(plan.Keep())
+        conversation.say(mounter.Keep())
         said = conversation.hear()
-        assert said == plan.Kept(), said
+        assert said == mounter.Kept(), said
         conversation.close()
 
     def kill(self) -> None:
-        """End it as a crash does."""
+        """Kill the program, as in a crash."""
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
         self.connection.close()
 
 
 def serve(front: OwnedFront, volume: Volume, content: bytes = b"hello", **program: object) -> Program:
-    """Return a program that serves the volume; its mount is kept."""
-    started = Program(front, volume, content, **program)  # type: ignore[arg-type]  # as there
+    """Return a program that serves the volume, with its mount kept."""
+    started = Program(front, volume, content, **program)  # type: ignore[arg-type]  # the arguments of Program
     started.keep(started.mount())
     return started
 

@@ -1,4 +1,4 @@
-"""``python -m tests.fuzz``: fuzz each target for so many seconds, or inputs, one after the other."""
+"""``python -m tests.fuzz``: fuzz the targets one after another, each for a number of seconds or of inputs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The engine takes minutes, so it runs beside all other tests: begun with the session, and awaited by the last test.
+"""Run the engine, which takes minutes, in parallel with all other tests: from the session's start to the last test.
 
-It takes what the others leave of the processor, and it is ended with the session, also with one that is interrupted.
+The engine uses only processor time that other processes leave idle, and ends with the session, even an interrupted one.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ ROOT = Path(__file__).parents[2]
 
 
 class Background:
-    """`python -m tests.fuzz`, as a process of the session's."""
+    """A process of `python -m tests.fuzz` that belongs to the session."""
 
     def __init__(self) -> None:
-        self._said: IO[str] = TemporaryFile("w+")  # noqa: SIM115 - it is closed with the process
+        self._said: IO[str] = TemporaryFile("w+")  # noqa: SIM115 - `end` closes it
         command = [sys.executable, "-m", "tests.fuzz", "--idle"]
         self._process = subprocess.Popen(command, cwd=ROOT, stdout=self._said, stderr=subprocess.STDOUT)
 
     def wait(self) -> tuple[int, str]:
-        """Return the status with which it ended, and what it said."""
+        """Wait for the process; return its exit status and its output."""
         status = self._process.wait()
         self._said.seek(0)
         return status, self._said.read()
 
     def end(self) -> None:
-        """End it, and the engine with it, if it has not ended."""
+        """Kill the process, and the engine with it, unless it has ended."""
         self._process.kill()
         self._process.wait()
         self._said.close()
@@ -46,7 +46,7 @@ def _awaits(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put what awaits the engine behind all others."""
+    """Run the tests that wait for the engine after all others."""
     items.sort(key=_awaits)
 
 
@@ -58,5 +58,5 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture
 def background(request: pytest.FixtureRequest) -> Background:
-    """The engine, which works on all targets since the session began."""
+    """The engine, which has fuzzed all targets since the session's start."""
     return request.config.stash[_BACKGROUND]

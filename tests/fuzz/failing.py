@@ -1,4 +1,4 @@
-"""A target that fails, to see that this is noticed."""
+"""A target that fails, to test that failures are reported."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SEEDS: list[bytes] = []
 
 
 def check(data: bytes) -> None:
-    """What is a record passes only if it is none."""
+    """Fail for every input that is a record."""
     try:
         wire.unpack(data)
     except ProtocolError:

@@ -1,6 +1,7 @@
-"""``python -m tests.fuzz.keep``: add to the corpus what the engine has found, where it goes ways that no other goes.
+"""``python -m tests.fuzz.keep``: add to the corpus the inputs found by the engine that take new steps.
 
-A way is a step from one line to the next in proxy or broker. The shortest inputs are looked at first.
+A step leads from one line to the next in proxy or broker; it is new if no other input takes it. The shortest inputs
+come first.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from tests.fuzz.runner import CORPUS, FOUND, ROOT
 from tests.fuzz.targets import TARGETS, Target
 
 _OURS = (f"{ROOT}/broker/", f"{ROOT}/fusermount3_proxy/")
-#: Longer inputs say too little to whom reads them.
+#: Maximum length of a kept input: longer ones tell a reader too little.
 _LONGEST = 200
 
 Step = tuple[str, int, int]
 
 
 def steps(target: Target, data: bytes) -> set[Step]:
-    """Return the steps that the code under test takes for an input."""
+    """Return the steps of the code under test for an input."""
     taken: set[Step] = set()
     before: dict[FrameType, int] = {}
 

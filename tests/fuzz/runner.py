@@ -1,4 +1,4 @@
-"""Runs the engine on a target, and says what came of it."""
+"""Run the engine on a target and return the result."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tests.fuzz.targets import Target
 
 ROOT = Path(__file__).parents[2]
 CORPUS = Path(__file__).parent / "corpus"
-#: What the engine finds: inputs that reached new code, to begin with next time; and those that failed.
+#: The engine's findings: inputs that reached new code, with which the next run begins; and inputs that failed.
 FOUND = ROOT / "build" / "fuzz"
 
-#: Seconds for one input. They take microseconds; but the machine may have better things to do.
+#: Timeout for one input, in seconds. An input takes microseconds, but the machine may be busy with other work.
 _LONGEST = 60
 
 
 class Result(NamedTuple):
-    """`inputs` is how many were tried, `reached` how many places in the code; `failure` is for people to read."""
+    """`inputs`: number of inputs tried; `reached`: number of code places reached; `failure`: text for people."""
 
     inputs: int
     reached: int
@@ -30,7 +30,7 @@ class Result(NamedTuple):
 
 
 def fuzz(module: str, limit: str, found: Path) -> Result:
-    """Fuzz the target `module` until `limit`, a flag of libFuzzer's; it may keep what it finds in `found`."""
+    """Fuzz the target `module` until `limit`, a libFuzzer flag; the engine stores its findings in `found`."""
     target: Target = importlib.import_module(module)
     inputs = found / "inputs"
     inputs.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ def _last_number(pattern: str, said: str) -> int:
 
 
 def _failure(module: str, status: int, said: str) -> str:
-    """Return what a person needs to repeat and mend it; what the engine says before is about inputs that passed."""
+    """Return the output needed to reproduce and fix the failure; earlier engine output is about inputs that passed."""
     lines = [line for line in said.splitlines() if not re.match(r"#\d+\s|\s+#\d+ ", line)]
     again = [
         f"{module} failed, with status {status}. To see it again, decode the Base64 above into a file below "

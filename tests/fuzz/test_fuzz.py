@@ -1,4 +1,4 @@
-"""No input makes a parser do what it must not: not those of the corpus, and none that the engine finds in a minute."""
+"""No input makes a parser misbehave: none of the corpus, and none that the engine finds in a minute."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.fuzz.conftest import Background
 from tests.fuzz.runner import CORPUS, fuzz
 from tests.fuzz.targets import TARGETS
 
-#: How many inputs a target tries in its minute, wherever that is: many fewer, and the engine did not work.
+#: Inputs that a target tries in its minute, at least, on any machine: with fewer, the engine did not work.
 LEAST = 10_000
 
 

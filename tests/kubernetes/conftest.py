@@ -1,4 +1,4 @@
-"""helm and kustomize, as they were built."""
+"""Fixtures: the executables of helm and kustomize."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first container of the DaemonSet, run on a node of the lab as the DaemonSet says, by Podman and runc."""
+"""The first container of the DaemonSet, run on a node of the lab by Podman and runc, with the DaemonSet's settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from broker.csi import csi_pb2 as csi
+from fusermount3_broker.csi import csi_pb2 as csi
 from tests.kubernetes.objects import Object, of_base, the
 from tests.lab.broker import PROGRAM
 from tests.lab.csi import Plugin
@@ -31,7 +31,7 @@ THIS_MACHINE: tuple[Argument, ...] = ("--volume", f"{ROOT}:{ROOT}:ro", "--rootfs
 
 
 def sources(node: Node) -> dict[str, Path]:
-    """Return the directories of the node that stand for the volumes of the DaemonSet's pod, by their names."""
+    """Return the directories of the node that stand in for the volumes of the DaemonSet's pod, by volume name."""
     directories = {name: node.directory / name for name in ("plugin", "state", "run", "configuration")}
     for each in directories.values():
         each.mkdir()
@@ -43,7 +43,7 @@ def sources(node: Node) -> dict[str, Path]:
 def command(
     spec: Object, container: Object, volumes: dict[str, Path], name: str, image: Sequence[Argument], program: Argument
 ) -> list[Argument]:
-    """Return what runs the container, of this image, in which the broker is called so."""
+    """Return the command that runs the container with this image, in which `program` is the broker."""
     context = container["securityContext"]
     assert context == {"privileged": True, "readOnlyRootFilesystem": True} and spec["hostPID"]
     options: list[Argument] = ["--privileged", "--read-only", "--read-only-tmpfs=false", "--pid=host"]
@@ -59,7 +59,7 @@ def command(
 
 @contextlib.contextmanager
 def broker_of(node: Node, image: Sequence[Argument] = THIS_MACHINE, program: Argument = PROGRAM) -> Iterator[Plugin]:
-    """Run the container on the node, and give its plugin when that is ready."""
+    """Run the container on the node, and yield its plugin when that is ready."""
     spec = the("DaemonSet", of_base())["spec"]["template"]["spec"]
     volumes = sources(node)
     name = f"{PREFIX}{secrets.token_hex(4)}"
@@ -81,7 +81,7 @@ def broker_of(node: Node, image: Sequence[Argument] = THIS_MACHINE, program: Arg
 
 
 def publish_and_unpublish(node: Node, plugin: Plugin) -> None:
-    """Have a volume of the pod published on the node and taken away, and look at what is there."""
+    """Publish a volume of the pod on the node and unpublish it, and check the results."""
     sockets = node.seen(node.kubelet / VOLUMES / "kubernetes.io~empty-dir/fuse-fd-passing")
     sockets.mkdir(parents=True)
     node.seen(node.kubelet / TARGET).parent.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The objects in the files of packaging/kubernetes, and the checks that hold for all of them."""
+"""The objects in the files of packaging/kubernetes, and checks that apply to all of them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ CHART = PACKAGING / "chart"
 KUSTOMIZATION = "kustomization.yaml"
 EXAMPLES = sorted(path for path in (PACKAGING / "examples").glob("*.yaml") if path.name != KUSTOMIZATION)
 
-#: The first Kubernetes with sidecars, and the newest whose schemas are there.
+#: The first Kubernetes with sidecars, and the newest one with available schemas.
 VERSIONS = ("1.29", kubernetes_validate.latest_version())
 
 Object = dict[str, Any]
 
 
 def objects(text: str) -> list[Object]:
-    """Return the objects of the documents in `text`."""
+    """Return the objects of the YAML documents in `text`."""
     return [document for document in yaml.safe_load_all(text) if document]
 
 
@@ -31,12 +31,12 @@ def of_files(paths: list[Path]) -> list[Object]:
 
 
 def of_base() -> list[Object]:
-    """Return the objects of the base as its files have them."""
+    """Return the objects of the base, from its files."""
     return of_files([path for path in sorted(BASE.glob("*.yaml")) if path.name != KUSTOMIZATION])
 
 
 def the(kind: str, among: list[Object]) -> Object:
-    """Return the only object of that kind."""
+    """Return the only object of this kind."""
     (found,) = [each for each in among if each["kind"] == kind]
     return found
 
@@ -46,7 +46,7 @@ def name_of(each: Object) -> str:
 
 
 def validate(each: Object) -> None:
-    """Compare with the API's schemas, in which no other fields are. Raises kubernetes_validate.ValidationError."""
+    """Validate with the API's schemas, which allow no other fields. Raises kubernetes_validate.ValidationError."""
     for version in VERSIONS:
         kubernetes_validate.validate(each, version, strict=True)
 

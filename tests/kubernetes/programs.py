@@ -1,7 +1,7 @@
 """helm and kustomize, built from their Go modules into the cache.
 
-Each is in a module of its own below tests/programs/kubernetes, whose go.sum says what is downloaded. They are built in
-the same container as the callers, so what a fresh machine needs for them is Podman.
+Each has its own module below tests/programs/kubernetes, whose go.sum fixes the downloads. They are built in the same
+container as the callers, so on a fresh machine they need only Podman.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The table of values in packaging/kubernetes/chart/README.md, made of values.yaml and values.schema.json.
+"""Generate the table of values in packaging/kubernetes/chart/README.md from values.yaml and values.schema.json.
 
     .venv/bin/python -m tests.kubernetes.table
 
@@ -24,7 +24,7 @@ HEADING = "## Values\n"
 def rows() -> Iterator[tuple[str, str, str]]:
     """Yield name, default and description of each value, in the order of values.yaml.
 
-    A value is what the schema describes; a mapping without a description is a group of values.
+    A value has a description in the schema; a mapping without one is a group of values.
     """
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     schema = json.loads((CHART / "values.schema.json").read_text())
@@ -45,12 +45,12 @@ def table() -> str:
 
 
 def _cell(default: str) -> str:
-    """Return a default as it is shown; what has several lines is in values.yaml."""
+    """Return the default as the table shows it; for a default of several lines, it refers to values.yaml."""
     return "see values.yaml" if "\\n" in default else f"`{default}`"
 
 
 def page() -> str:
-    """Return the file as it should be: everything before the table is as it is."""
+    """Return the file with an up-to-date table; the text before the table stays as it is."""
     head, found, _ = FILE.read_text().partition(HEADING)
     assert found, f"{FILE} has no heading {HEADING!r}"
     return f"{head}{HEADING}\n{table()}"

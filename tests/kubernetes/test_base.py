@@ -1,4 +1,4 @@
-"""The base is valid, and the broker gets by it what it needs and no more."""
+"""Test that the base is valid, and grants the broker what it needs and no more."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import kubernetes_validate
 import pytest
-import yaml
 
-from broker import cli, config, mounter, syscalls
-from fusermount3_proxy import __version__
-from tests.kubernetes.objects import BASE, CHART, KUSTOMIZATION, name_of, of_base, the, validate
+from fusermount3_broker.cli import main
+from fusermount3_broker.kernel import syscalls
+from fusermount3_broker.mounter import daemon
+from fusermount3_broker.service import configuration_file
+from tests.kubernetes.objects import name_of, of_base, the, validate
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,13 +46,13 @@ def test_the_broker_can_have_the_capabilities_that_it_needs_and_no_others() -> N
     (option,) = [word for word in BROKER["command"] if word.startswith("--bounding-set=")]
     none, *added = option.partition("=")[2].split(",")
     assert none == "-all" and all(each.startswith("+") for each in added)
-    of_the_mounter = {CAPABILITIES[each] for each in mounter.CAPABILITIES}
+    of_the_mounter = {CAPABILITIES[each] for each in daemon.CAPABILITIES}
     assert {f"CAP_{each[1:].upper()}" for each in added} == of_the_mounter | OF_THE_SUPERVISOR
 
 
 def test_the_broker_is_started_with_options_that_it_has() -> None:
     name = BROKER["command"][-1]
-    command = cli.main.commands[name]
+    command = main.main.commands[name]
     options = {word for each in command.params for word in each.opts}
     given = [word.partition("=")[0] for word in BROKER["args"]]
     assert set(given) <= options
@@ -102,11 +103,4 @@ def test_the_configuration_is_one(tmp_path: Path) -> None:
     (option,) = [word for word in BROKER["args"] if word.startswith("--config=")]
     assert option.endswith(f"/{name}")
     (tmp_path / name).write_text(content)
-    config.load(tmp_path / name)
-
-
-def test_versions_are_the_packages() -> None:
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
-    images = yaml.safe_load((BASE / KUSTOMIZATION).read_text())["images"]
-    assert {"name": "fusermount3-broker", "newTag": __version__} in images
+    configuration_file.load(tmp_path / name)

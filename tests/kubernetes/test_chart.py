@@ -1,4 +1,4 @@
-"""helm and kustomize make the same objects, and what can be set in the chart makes valid ones."""
+"""Test that helm and kustomize make the same objects, and that settings of the chart make valid ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.e2e
 
 NAMESPACE = "fusermount3-proxy"
-#: helm doesn't know what it is built for, unless it is told.
+#: helm doesn't know which Kubernetes version it is built for, so its command line names one.
 OLDEST = ("--kube-version", VERSIONS[0])
 OLD_DRIVER = "meta-fuse-csi-plugin.csi.storage.pfn.io"
 
@@ -51,12 +51,12 @@ def rendered_by_kustomize(kustomize: Path, directory: Path) -> dict[str, Object]
 
 
 def without_namespace(by_name: dict[str, Object]) -> dict[str, Object]:
-    """A chart does not make the namespace that it is installed in."""
+    """Return the objects without the namespace: a chart does not make the namespace that it is installed in."""
     return {name: each for name, each in by_name.items() if each["kind"] != "Namespace"}
 
 
 def own_directories(by_name: dict[str, Object]) -> set[str]:
-    """Return the directories of the node that the DaemonSet makes."""
+    """Return the directories of the node that the DaemonSet creates."""
     volumes = the("DaemonSet", list(by_name.values()))["spec"]["template"]["spec"]["volumes"]
     sources = [volume["hostPath"] for volume in volumes if "hostPath" in volume]
     return {source["path"] for source in sources if source["type"] == "DirectoryOrCreate"}

@@ -1,4 +1,4 @@
-"""The broker runs in a container that is set up as the DaemonSet says, by Podman and runc."""
+"""Test the broker in a container with the settings of the DaemonSet, run by Podman and runc."""
 
 from __future__ import annotations
 

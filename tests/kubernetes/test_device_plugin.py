@@ -1,4 +1,4 @@
-"""The manifests of the device plugin are valid, and what they hand over from container to container fits together."""
+"""Test that the manifests of the device plugin are valid, and that the paths shared by its containers match."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import click
 import pytest
 import yaml
 
-from broker import cli, config, injection
+from fusermount3_broker.cli import main
+from fusermount3_broker.injection import container_edits
+from fusermount3_broker.service import configuration
 from fusermount3_proxy import __version__
 from tests.kubernetes.objects import (
     BASE,
@@ -38,17 +40,17 @@ PROXY, BROKER, PLUGIN = containers({"spec": SPEC})
 
 @pytest.fixture
 def options() -> dict[str, object]:
-    """The options that the plugin is started with, as its command line is understood."""
+    """The options of the plugin, parsed from its command line."""
     words: list[str] = PLUGIN["command"] + PLUGIN["args"]
     _, name, *arguments = words
-    command = cli.main.commands[name]
+    command = main.main.commands[name]
     with click.Context(command) as context:
         command.parse_args(context, arguments)
         return dict(context.params)
 
 
 def on_node(container: Object, path: str) -> str:
-    """Return where the node has what the container has at `path`, which is a volume or in one."""
+    """Return the node's path for `path` in the container, which is a volume or below one."""
     mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
     volumes = {volume["name"]: volume for volume in SPEC["volumes"]}
     (place,) = [place for place in mounts if f"{path}/".startswith(f"{place}/")]
@@ -98,8 +100,8 @@ def test_the_plugin_hands_out_what_is_on_the_node(options: dict[str, object]) ->
     assert copy.endswith(" /proxy/")
     assert str(options["proxy"]) == on_node(PROXY, "/proxy/fusermount3-proxy")
     socket = str(options["socket"])
-    assert socket == on_node(BROKER, str(config.Socket.path)) == on_node(PLUGIN, socket)
-    injection.injection(options["proxy"], options["socket"])  # type: ignore[arg-type]  # click has made paths of them
+    assert socket == on_node(BROKER, str(configuration.Socket.path)) == on_node(PLUGIN, socket)
+    container_edits.injection(options["proxy"], options["socket"])  # type: ignore[arg-type]  # click made them paths
 
 
 def test_the_plugin_is_where_kubelet_looks_for_it(options: dict[str, object]) -> None:

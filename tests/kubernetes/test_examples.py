@@ -1,4 +1,4 @@
-"""Each example is valid, says nothing that the driver doesn't know, and needs no privilege."""
+"""Test that each example is valid, uses only attributes that the driver knows, and needs no privilege."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from broker.csi import volume
+from fusermount3_broker.csi import volume_requests
 from tests.kubernetes.objects import (
     EXAMPLES,
     KUSTOMIZATION,
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 DOCUMENT = (Path(__file__).parents[2] / "docs/kubernetes.md").read_text()
 DRIVER = the("CSIDriver", of_base())["metadata"]["name"]
-#: The first column of the table of volumeAttributes.
+#: The attributes in the first column of the table of volumeAttributes.
 ATTRIBUTES = set(re.findall(r"^\| `(\w+)` \|", DOCUMENT, re.MULTILINE))
 DEFAULTS = {"fdPassingEmptyDirName": "fuse-fd-passing", "fdPassingSocketName": "fuse-csi-ephemeral.sock"}
-#: What the Pod Security Standards call restricted volumes.
+#: The volume types that the Pod Security Standard "restricted" allows.
 RESTRICTED_VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected"}
 RESTRICTED_VOLUMES |= {"secret"}
 
@@ -53,14 +53,14 @@ def pod(of_example: list[Object]) -> Object:
 
 @pytest.fixture
 def attributes(of_example: list[Object]) -> dict[str, str]:
-    """The volume's attributes, which an inline volume has itself, and another one's PersistentVolume."""
+    """The volume's attributes: those of the inline volume, or those of the PersistentVolume."""
     given = volume_of(of_example).get("volumeAttributes", {})
     assert isinstance(given, dict)
     return given
 
 
 def volume_of(of_example: list[Object]) -> Object:
-    """Return the only volume of the driver's: where it is described."""
+    """Return the description of the only volume of this driver."""
     inline = [each["csi"] for each in the("Pod", of_example)["spec"]["volumes"] if "csi" in each]
     persistent = [each["spec"]["csi"] for each in of_example if each["kind"] == "PersistentVolume"]
     (volume,) = inline + persistent
@@ -87,9 +87,9 @@ def test_it_is_in_the_list_and_in_the_document(example: Path) -> None:
 
 
 def test_the_document_has_all_attributes_with_their_defaults() -> None:
-    assert set(volume.ATTRIBUTES) == ATTRIBUTES
-    assert volume.Attributes().empty_dir == DEFAULTS["fdPassingEmptyDirName"]
-    assert volume.Attributes().socket == DEFAULTS["fdPassingSocketName"]
+    assert set(volume_requests.ATTRIBUTES) == ATTRIBUTES
+    assert volume_requests.Attributes().empty_dir == DEFAULTS["fdPassingEmptyDirName"]
+    assert volume_requests.Attributes().socket == DEFAULTS["fdPassingSocketName"]
     for name, value in DEFAULTS.items():
         assert f"| `{name}` | `{value}` |" in DOCUMENT
 
@@ -121,7 +121,7 @@ def test_who_uses_the_volume_sees_what_is_mounted_later(pod: Object, attributes:
 
 
 def test_a_program_whose_filesystem_can_be_seen_is_waited_for(pod: Object) -> None:
-    """By a path on which its container has something mounted."""
+    """Checks that the probe names a path on which its container has something mounted."""
     probes = [each["startupProbe"]["exec"]["command"] for each in containers(pod) if "startupProbe" in each]
     shells = [word for container in containers(pod) for word in container["command"] if "--wait-mounted" in word]
     commands = [*probes, *(shell.split(" && ")[0].split() for shell in shells)]

@@ -1,4 +1,4 @@
-"""The broker does with the capabilities that the DaemonSet leaves it, and no process of it can have others."""
+"""Test that the broker works with the capabilities left by the DaemonSet, and that no process can get others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from broker import mounter
+from fusermount3_broker.mounter import daemon
 from tests.e2e.conftest import containers, nothing_left
 from tests.e2e.test_sandbox import bits, status_of
 from tests.lab.broker import PROGRAM, Broker
@@ -24,7 +24,7 @@ OF_THE_SUPERVISOR = (0, 5, 8)
 
 @pytest.fixture
 def broker() -> Iterator[Broker]:
-    """A broker that is started by what comes before its name in the DaemonSet."""
+    """A broker started with the words that precede its name in the DaemonSet's command."""
     with Broker(command=(*confinement(), PROGRAM)) as broker, nothing_left(broker):
         yield broker
 
@@ -34,8 +34,8 @@ def may_have(pid: int) -> int:
 
 
 def test_no_process_can_have_more(broker: Broker) -> None:
-    assert may_have(broker.process.pid) == bits(*mounter.CAPABILITIES, *OF_THE_SUPERVISOR)
-    assert may_have(broker.mounter.pid) == bits(*mounter.CAPABILITIES)
+    assert may_have(broker.process.pid) == bits(*daemon.CAPABILITIES, *OF_THE_SUPERVISOR)
+    assert may_have(broker.mounter.pid) == bits(*daemon.CAPABILITIES)
     assert may_have(broker.front.pid) == 0
 
 

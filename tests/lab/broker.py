@@ -13,8 +13,9 @@ from typing import Any
 
 import psutil
 
-from broker import control
+from fusermount3_broker.cli import control_client
 from tests.lab.commands import run
+from tests.lab.pace import SLOWNESS
 from tests.lab.podman import Volume
 
 PROGRAM = Path(sys.executable).with_name("fusermount3-broker")
@@ -34,10 +35,12 @@ class Broker:
         configuration: str = "",
         command: tuple[str | Path, ...] = (PROGRAM,),
         service: tuple[str | Path, ...] = ("serve",),
+        state: Path | None = None,
     ) -> None:
-        """`configuration` is TOML, added to what makes it live in its directory; `command` starts it.
+        """Take `configuration` as TOML; `command` starts the broker.
 
-        `service` is what it is to be, with the options for that.
+        `configuration` is added to the settings that keep the broker in its directory. `service` is the subcommand
+        with its options; `state` is the directory of the tables, if they are elsewhere.
         """
         self._configuration = configuration
         self._command = command
@@ -47,6 +50,7 @@ class Broker:
         self.socket = self.directory / "sockets" / "broker.sock"
         self.config = self.directory / "broker.toml"
         self.log = self.directory / "log"
+        self.state = state or self.directory / "state"
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Broker:
@@ -59,13 +63,21 @@ class Broker:
         try:
             self.stop()
         finally:
-            self._directory.cleanup()
+            self.remove()
+
+    def remove(self) -> None:
+        """Remove the contents of the broker's directory."""
+        self._directory.cleanup()
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
 
     def configure(self, configuration: str) -> None:
         """Write the configuration file; `reload` or a start puts it into force.
 
-        If it says nothing else, dead mounts stay: tests make some, and look at them. And any number of requests is
-        taken in a second: many tests are one user.
+        Unless it says otherwise, dead mounts stay: tests make some, and examine them. And any number of requests per
+        second is accepted: many tests share one user.
         """
         if "dead_mounts_seconds" not in configuration:
             configuration = f"dead_mounts_seconds = 0\n{configuration}"
@@ -73,14 +85,19 @@ class Broker:
             configuration += "\n[limits]\nrequests_per_second = 0"
         self.config.write_text(
             f'control_socket = "{self.directory}/control/control.sock"\n'
-            f'state_directory = "{self.directory}/state"\n'
+            f'state_directory = "{self.state}"\n'
             f"{configuration}\n"
             f'[[socket]]\npath = "{self.socket}"\n'
         )
 
     def start(self) -> None:
-        """Start it, and return when it serves."""
+        """Start the broker, and return when it serves."""
         served = self.records("serving")
+        self.launch()
+        self.wait_for("serving", len(served) + 1)
+
+    def launch(self) -> None:
+        """Start the broker without waiting for it."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [*self._command, *self._service, "--config", self.config],
@@ -88,13 +105,12 @@ class Broker:
                 stdout=log,
                 stderr=log,
             )
-        self.wait_for("serving", len(served) + 1)
 
     def stop(self) -> None:
-        """End it as systemd does, and check that it ends well."""
+        """End the broker as systemd does, and check that it ends well."""
         self.process.send_signal(signal.SIGTERM)
         try:
-            status = self.process.wait(timeout=30)
+            status = self.process.wait(timeout=30 * SLOWNESS)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -102,7 +118,7 @@ class Broker:
         assert status == 0, self.log.read_text()
 
     def reload(self) -> None:
-        """Have it read its configuration again, and return when it has."""
+        """Have the broker reload its configuration, and return when it has."""
         seen = len(self.records("configuration"))
         self.process.send_signal(signal.SIGHUP)
         self.wait_for("configuration", seen + 1)
@@ -122,7 +138,7 @@ class Broker:
 
     def _started(self, name: str) -> psutil.Process:
         """Return the process that the supervisor, `process`, has started under that name."""
-        return psutil.Process(control.ask(self.directory / "control/control.sock", "status")[name]["pid"])
+        return psutil.Process(control_client.ask(self.directory / "control/control.sock", "status")[name]["pid"])
 
     def records(self, message: str = "") -> list[dict[str, Any]]:
         """Return the log records whose message begins with `message`."""
@@ -131,8 +147,8 @@ class Broker:
         return [record for record in records if record["message"].startswith(message)]
 
     def wait_for(self, message: str, count: int = 1, seconds: float = 15) -> list[dict[str, Any]]:
-        """Return the records whose message begins so, once there are `count` of them."""
-        give_up = time.monotonic() + seconds
+        """Return the records whose message begins with `message`, once there are `count` of them."""
+        give_up = time.monotonic() + SLOWNESS * seconds
         while len(found := self.records(message)) < count:
             assert self.process.poll() is None, f"the broker has ended:\n{self.log.read_text()}"
             assert time.monotonic() < give_up, f"no {message!r} in the log:\n{self.log.read_text()}"
@@ -140,21 +156,21 @@ class Broker:
         return found
 
     def mounts(self) -> list[dict[str, Any]]:
-        """Return what `fusermount3-broker mounts --json` prints."""
+        """Return the output of `fusermount3-broker mounts --json`."""
         mounts: list[dict[str, Any]] = json.loads(self.ask("mounts", "--json"))
         return mounts
 
     def status(self) -> dict[str, Any]:
-        """Return what `fusermount3-broker status --json` prints."""
+        """Return the output of `fusermount3-broker status --json`."""
         status: dict[str, Any] = json.loads(self.ask("status", "--json"))
         return status
 
     def ask(self, *arguments: str) -> str:
-        """Return what a command of fusermount3-broker prints."""
+        """Return the output of a command of fusermount3-broker."""
         return run([*self._command, arguments[0], "--config", self.config, *arguments[1:]]).stdout
 
     def volumes(self, helper: Path = PROXY) -> list[Volume]:
-        """What a container gets: the socket's directory, and the proxy under the names that callers look for."""
+        """Return a container's volumes: the socket's directory, and the proxy under the names that callers look for."""
         return [
             Volume(self.socket.parent, "/run/fusermount3-proxy"),
             Volume(helper, "/usr/bin/fusermount3"),

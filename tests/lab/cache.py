@@ -1,10 +1,9 @@
-"""A cache of things that are slow to make: Debian root filesystems, compiled programs.
+"""A cache of results that are slow to make: Debian root filesystems, compiled programs.
 
-An entry is a directory. Its name ends in a hash of its recipe, so a changed recipe makes a new entry and an
-old checkout still finds its own. It is built under a temporary name and renamed when whole; a manifest in
-the format of sha256sum(1) goes in last and is checked before each process's first use, so a damaged entry
-is built again instead of failing a test in odd ways. Two runs that want the same entry wait for each other
-on a lock file.
+An entry is a directory. Its name ends in a hash of its recipe, so a changed recipe makes a new entry and an old
+checkout still finds its own. It is built under a temporary name and renamed when complete; a manifest in the format of
+sha256sum(1) is written last and checked before each process's first use, so a damaged entry is built again instead of
+failing a test in odd ways. Two runs that want the same entry wait for each other on a lock file.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ MANIFEST = "SHA256SUMS"
 
 
 def default_root() -> Path:
-    """Where the cache is: $FUSERMOUNT3PROXY_CACHE, else below $XDG_CACHE_HOME, else below ~/.cache."""
+    """Return the cache's directory: $FUSERMOUNT3PROXY_CACHE, else below $XDG_CACHE_HOME, else below ~/.cache."""
     if chosen := os.environ.get("FUSERMOUNT3PROXY_CACHE"):
         return Path(chosen).absolute()
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -34,7 +33,7 @@ def default_root() -> Path:
 
 
 def recipe_hash(*parts: str | bytes) -> str:
-    """A short name for a recipe; the parts are kept apart, so ("ab", "c") and ("a", "bc") differ."""
+    """Return a short name for a recipe; the parts are kept apart, so ("ab", "c") and ("a", "bc") differ."""
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
@@ -50,7 +49,7 @@ class Cache:
     _verified: set[Path] = field(default_factory=set, repr=False, compare=False)
 
     def entry(self, name: str, recipe: str, build: Callable[[Path], None]) -> Path:
-        """The directory NAME-RECIPE; `build` fills an empty directory when there is none or it is damaged."""
+        """Return the directory NAME-RECIPE; `build` fills an empty directory if there is none or it is damaged."""
         path = self.root / f"{name}-{recipe}"
         if path in self._verified:
             return path
@@ -62,7 +61,7 @@ class Cache:
 
     @contextlib.contextmanager
     def locked(self, name: str) -> Iterator[None]:
-        """Holds the lock of this name against other processes; the lock files stay, they are empty."""
+        """Hold the lock of this name against other processes; the lock files stay, they are empty."""
         locks = self.root / "locks"
         locks.mkdir(parents=True, exist_ok=True)
         with (locks / name).open("w") as lock:
@@ -71,12 +70,12 @@ class Cache:
 
     def _build(self, path: Path, build: Callable[[Path], None]) -> None:
         shutil.rmtree(path, ignore_errors=True)
-        # The lock is ours, so what an interrupted build left behind is nobody's.
+        # This process holds the lock, so no other one uses the remains of an interrupted build.
         for abandoned in self.root.glob(f".{path.name}.*"):
             shutil.rmtree(abandoned)
         building = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=self.root))
         try:
-            building.chmod(0o755)  # containers of any uid use what is in here
+            building.chmod(0o755)  # containers of any uid use the files in here
             build(building)
             write_manifest(building)
             building.rename(path)
@@ -86,7 +85,7 @@ class Cache:
 
 
 def write_manifest(directory: Path) -> None:
-    """Records the files of this directory; written after them, so that it never vouches for half of one."""
+    """Record the files of this directory; written after them, so that it never vouches for an incomplete entry."""
     lines = [f"{sha256(path)}  {path.name}\n" for path in files_of(directory)]
     with (directory / MANIFEST).open("w") as manifest:
         manifest.write("".join(lines))
@@ -95,13 +94,13 @@ def write_manifest(directory: Path) -> None:
 
 
 def read_manifest(directory: Path) -> dict[str, str]:
-    """Name to sha256 of the files of an entry. FileNotFoundError if there is no entry."""
+    """Return the sha256 of each file of an entry, by name. FileNotFoundError if there is no entry."""
     lines = (directory / MANIFEST).read_text(errors="replace").splitlines()
     return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
 
 
 def is_whole(directory: Path) -> bool:
-    """Whether the entry is there, and holds just the files that its manifest names, unchanged."""
+    """Return whether the entry exists and holds exactly the files that its manifest names, unchanged."""
     try:
         return read_manifest(directory) == {path.name: sha256(path) for path in files_of(directory)}
     except OSError:
@@ -109,11 +108,11 @@ def is_whole(directory: Path) -> bool:
 
 
 def files_of(directory: Path) -> list[Path]:
-    """The files that a manifest covers, sorted. Entries are flat: a tree goes into a tarball."""
+    """Return the files that a manifest covers, sorted. Entries are flat: a tree goes into a tarball."""
     return sorted(path for path in directory.iterdir() if path.name != MANIFEST)
 
 
 def sha256(path: Path) -> str:
-    """The digest of a file's content, as sha256sum(1) prints it."""
+    """Return the digest of a file's content, as sha256sum(1) prints it."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -26,14 +26,14 @@ OWN_NAMESPACE = ("unshare", "--mount", "--propagation=unchanged", "--")
 
 
 def confinement() -> tuple[str, ...]:
-    """Return what starts the broker in the DaemonSet: it takes capabilities away."""
+    """Return the command that starts the broker as the DaemonSet does: it drops capabilities."""
     spec = yaml.safe_load(DAEMONSET.read_text())["spec"]["template"]["spec"]
     words = spec["containers"][0]["command"]
     return tuple(words[: words.index(PROGRAM.name)])
 
 
 class Cluster:
-    """Lives while its `with` block runs; at the end of it the broker must end well."""
+    """A cluster that lives while its `with` block runs; at the end of it the broker must end well."""
 
     def __init__(self, driver: str, images: Images, configuration: str = "") -> None:
         self.node = Node()
@@ -66,7 +66,7 @@ class Cluster:
         return self._broker
 
     def wait_until_ready(self, seconds: float = 30) -> None:
-        """Return when the plugin says that it is ready, as the liveness probe asks it."""
+        """Return when the plugin reports that it is ready, as the liveness probe queries it."""
         give_up = time.monotonic() + seconds
         while not self.plugin.is_ready():
             assert time.monotonic() < give_up, f"the plugin is not ready:\n{self.broker.log.read_text()}"

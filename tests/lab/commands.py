@@ -1,10 +1,12 @@
-"""Running commands: one way for the whole lab, with an error that tells what the command said."""
+"""Running commands: one way for the whole lab, with an error that contains the command's output."""
 
 from __future__ import annotations
 
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from tests.lab.pace import SLOWNESS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -13,7 +15,7 @@ Argument = str | Path
 
 
 class CommandFailed(AssertionError):
-    """A command ended with a status other than 0. An AssertionError, since in a test that is what it is."""
+    """A command ended with a status other than 0. An AssertionError, because in a test it is a failed assertion."""
 
     def __init__(self, argv: Sequence[Argument], result: subprocess.CompletedProcess[str]) -> None:
         self.result = result
@@ -25,14 +27,17 @@ class CommandFailed(AssertionError):
 def run(
     argv: Sequence[Argument],
     *,
-    input: str = "",  # noqa: A002  # the name that subprocess.run has for it
+    input: str = "",  # noqa: A002  # subprocess.run's name for it
     check: bool = True,
     timeout: float = 60.0,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a command to its end. Raises CommandFailed if `check` and it failed, subprocess.TimeoutExpired
-    after `timeout` seconds."""
+    """Run a command to its end.
+
+    Raises CommandFailed if `check` and it failed, subprocess.TimeoutExpired after `timeout` seconds, or more on a slow
+    machine.
+    """
     result = subprocess.run(
-        argv, input=input, text=True, errors="surrogateescape", capture_output=True, timeout=timeout
+        argv, input=input, text=True, errors="surrogateescape", capture_output=True, timeout=SLOWNESS * timeout
     )
     if check and result.returncode != 0:
         raise CommandFailed(argv, result)

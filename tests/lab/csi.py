@@ -1,4 +1,4 @@
-"""Kubelet's side of CSI's API: real gRPC calls to a plugin's socket, a new connection for each, as kubelet has them."""
+"""Kubelet's side of CSI's API: real gRPC calls to a plugin's socket, a new connection for each, as kubelet does."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import grpc
 
-from broker.csi import csi_pb2 as csi
+from fusermount3_broker.csi import csi_pb2 as csi
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +22,7 @@ AnswerT = TypeVar("AnswerT", bound="Message")
 
 
 class CsiError(AssertionError):
-    """A call failed: with this code of grpc.StatusCode, and the words that end up in an event of the pod."""
+    """A call failed: with this code of grpc.StatusCode, and the text that ends up in an event of the pod."""
 
     def __init__(self, method: str, code: grpc.StatusCode, text: str) -> None:
         super().__init__(f"{method}: {code.name}: {text}")
@@ -31,20 +31,20 @@ class CsiError(AssertionError):
 
 
 class Channel(Protocol):
-    """Call a method with a request, and return its answer."""
+    """Calls a method with a request, and returns its answer."""
 
     def __call__(self, method: str, request: Message, answer: type[AnswerT], patience: float) -> AnswerT: ...
 
 
 class Plugin:
-    """What kubelet knows as a CSI driver: a socket. Each method raises CsiError."""
+    """A CSI driver as kubelet sees it: a socket. Each method raises CsiError."""
 
     def __init__(self, socket: Path) -> None:
         self._socket = socket
 
     @contextlib.contextmanager
     def connected(self) -> Iterator[Channel]:
-        """Give a function for any number of calls over one connection."""
+        """Yield a function for any number of calls over one connection."""
         with grpc.insecure_channel(f"unix:{self._socket}") as channel:
 
             def call(method: str, request: Message, answer: type[AnswerT], patience: float = PATIENCE) -> AnswerT:
@@ -69,14 +69,14 @@ class Plugin:
         return self._call("Identity/GetPluginInfo", csi.GetPluginInfoRequest(), csi.GetPluginInfoResponse).name
 
     def is_ready(self) -> bool:
-        """Whether the plugin answers, and says that it is ready."""
+        """Return whether the plugin answers, and reports that it is ready."""
         try:
             return self._call("Identity/Probe", csi.ProbeRequest(), csi.ProbeResponse, 5).ready.value
         except CsiError:
             return False
 
     def capabilities(self) -> set[str]:
-        """Return the names of what the node service can do."""
+        """Return the names of the node service's capabilities."""
         answer = self._call(
             "Node/NodeGetCapabilities", csi.NodeGetCapabilitiesRequest(), csi.NodeGetCapabilitiesResponse
         )

@@ -1,8 +1,8 @@
 """The project's Debian packages, built in a clean tree of a release and installed on machines of that release.
 
-`build` is `dpkg-buildpackage` in a container that has what debian/control names, as an ordinary user and without a
-network. `archive` is what else the packages need where they are installed, from the mirror. Both fill directories that
-apt takes as archives, so a machine without a network installs with `apt-get`.
+`build` is `dpkg-buildpackage` in a container with the packages that debian/control names, as an ordinary user and
+without a network. `archive` fetches from the mirror the other packages that an installation needs. Both fill
+directories that apt accepts as archives, so a machine without a network installs with `apt-get`.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ def build_dependencies() -> list[str]:
 
 
 def builder(suite: str) -> DebianRecipe:
-    """What every build may rely on, and what debian/control names."""
+    """Return a system with what every build may rely on, and the packages that debian/control names."""
     return DebianRecipe(f"debian-builder-{suite}", ("passwd", "build-essential", *build_dependencies()), suite)
 
 
 def inspector(suite: str) -> DebianRecipe:
-    """What looks at packages."""
+    """Return a system with the tools that inspect packages."""
     return DebianRecipe(f"debian-inspector-{suite}", ("passwd", "lintian"), suite)
 
 
 def machine(suite: str) -> DebianRecipe:
-    """A system that boots, and has nothing of FUSE."""
+    """Return a system that boots, and has nothing of FUSE."""
     return DebianRecipe(f"debian-machine-{suite}", ("passwd", "systemd", "systemd-sysv", "dbus", "procps"), suite)
 
 
 def build(suite: str, output: Path, *, parent: str = "/build", umask: str = "022", zone: str = "UTC") -> None:
-    """Have `output` hold the packages, built below `parent` in a container. CommandFailed if they are not."""
+    """Build the packages below `parent` in a container, into `output`. CommandFailed if that fails."""
     with tempfile.TemporaryDirectory() as temporary:
         place, name = Path(temporary), "fusermount3-proxy"
         run([SOURCES / "packaging/export", place / name])

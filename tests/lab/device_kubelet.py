@@ -1,9 +1,9 @@
 """A fake of the part of kubelet that device plugins see: its directory, its socket, and the calls it makes.
 
-The messages and the way they travel are the real ones. What it does with them is written after kubelet's device manager
-(pkg/kubelet/cm/devicemanager): one that starts removes what is in the directory, and calls a plugin back at the
-endpoint with which that has registered. `podman_options` stands for kubelet and the container runtime, which make a
-container of what a plugin has answered.
+The messages and their transport are the real ones. The behaviour follows kubelet's device manager
+(pkg/kubelet/cm/devicemanager): at its start it removes the contents of the directory, and it calls a plugin back at
+the endpoint with which the plugin has registered. `podman_options` stands for kubelet and the container runtime, which
+make a container from a plugin's answer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import grpc
 
-from broker.deviceplugin import deviceplugin_pb2 as api
+from fusermount3_broker.injection import deviceplugin_pb2 as api
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +27,7 @@ class FakeKubelet:
     """A kubelet that runs while its `with` block does; its socket stays, as that of a killed one."""
 
     def __init__(self, directory: Path) -> None:
-        """`directory` is the one for device plugins."""
+        """Use `directory` as the one for device plugins."""
         self.directory = directory
         self.socket = directory / "kubelet.sock"
         self._registrations: queue.Queue[api.RegisterRequest] = queue.Queue()
@@ -50,11 +50,11 @@ class FakeKubelet:
         self._server.stop(None).wait()
 
     def refuse(self, reason: str) -> None:
-        """Register nobody from now on; with no reason, do again."""
+        """Refuse all registrations from now on; with no reason, accept them again."""
         self._refusal = reason
 
     def plugin(self) -> Plugin:
-        """Return the plugin that registers next, when it has. Raises queue.Empty."""
+        """Return the next plugin that registers. Raises queue.Empty."""
         request = self._registrations.get(timeout=PATIENCE)
         return Plugin(self.directory / request.endpoint, request)
 
@@ -90,7 +90,7 @@ class Plugin:
         return call(api.Empty(), timeout=PATIENCE)
 
     def listings(self) -> Iterator[dict[str, str]]:
-        """Give the devices and their health each time that the plugin tells, until it ends."""
+        """Yield the devices and their health each time that the plugin sends them, until it ends."""
         call = self._channel.unary_stream(
             "/v1beta1.DevicePlugin/ListAndWatch",
             request_serializer=api.Empty.SerializeToString,
@@ -100,7 +100,7 @@ class Plugin:
             yield {device.ID: device.health for device in listing.devices}
 
     def allocate(self, *containers: list[str]) -> list[api.ContainerAllocateResponse]:
-        """Return what containers get that were given these devices. Raises grpc.RpcError."""
+        """Return what containers with these devices get. Raises grpc.RpcError."""
         call = self._channel.unary_unary(
             "/v1beta1.DevicePlugin/Allocate",
             request_serializer=api.AllocateRequest.SerializeToString,
@@ -112,7 +112,7 @@ class Plugin:
 
 
 def podman_options(given: api.ContainerAllocateResponse) -> list[str]:
-    """Return the options of `podman run` for a container that gets this."""
+    """Return the options of `podman run` for a container that gets this answer."""
     options = [f"--env={name}={value}" for name, value in given.envs.items()]
     for mount in given.mounts:
         options.append(f"--volume={mount.host_path}:{mount.container_path}:{'ro' if mount.read_only else 'rw'}")

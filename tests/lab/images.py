@@ -1,13 +1,12 @@
-"""Container images out of Debian packages: no registry is needed, and what is in them is known.
+"""Container images out of Debian packages: they need no registry, and their contents are known.
 
-`image_tag(RECIPE)` returns the name of an image that podman has, after it made the image if need be. That
-takes seconds to a minute the first time (packages are downloaded), half a second later: a Debian root
-filesystem stays in the cache as a tarball, and an image in podman is used again when it was imported from
-just that tarball.
+`image_tag(RECIPE)` returns the name of an image that podman has, after making the image if necessary. That takes
+seconds to a minute the first time (packages are downloaded), half a second later: a Debian root filesystem stays in
+the cache as a tarball, and an image in podman is used again if it was imported from just that tarball.
 
-`BUSYBOX`, `SSHFS`, `DEBIAN` and `SYSTEMD` are the images of the lab; `scratch_tag` makes one that holds
-nothing but the given files. All but the last have the users root and `user` (uid and gid 1000), and
-the empty directories /mnt, which is root's, and /home/user/mnt, the user's, to mount on.
+`BUSYBOX`, `SSHFS`, `DEBIAN` and `SYSTEMD` are the images of the lab; `scratch_tag` makes one that holds nothing but
+the given files. All but the last have the users root and `user` (uid and gid 1000), and the empty directories /mnt,
+which is root's, and /home/user/mnt, the user's, to mount on.
 """
 
 from __future__ import annotations
@@ -35,14 +34,16 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(frozen=True)
 class DebianRecipe:
-    """A Debian root filesystem: the suite's minimal system with apt, and packages with what they depend on
-    (not what they recommend)."""
+    """A Debian root filesystem: the suite's minimal system with apt, and packages with their dependencies.
+
+    Recommended packages are left out.
+    """
 
     name: str
     packages: Sequence[str]
     suite: str = "bookworm"
     hooks: Sequence[str] = ()
-    """More options of mmdebstrap, for what is to be done in the end."""
+    """More options of mmdebstrap, for the last steps."""
 
     def key(self) -> str:
         return recipe_hash(self.name, self.suite, *self.packages, *MMDEBSTRAP, *self.hooks)
@@ -52,7 +53,7 @@ MMDEBSTRAP = (
     "mmdebstrap",
     "--quiet",
     "--variant=apt",
-    "--aptopt=Acquire::Check-Valid-Until false",  # a mirror that lags serves a test as well
+    "--aptopt=Acquire::Check-Valid-Until false",  # an outdated mirror serves a test as well
     "--dpkgopt=path-exclude=/usr/share/doc/*",
     "--dpkgopt=path-exclude=/usr/share/man/*",
     "--dpkgopt=path-exclude=/usr/share/locale/*",
@@ -61,7 +62,10 @@ MMDEBSTRAP = (
 )
 
 SSHFS = DebianRecipe("sshfs", ("sshfs",))
-"""sshfs and what it needs, libfuse 3 and ssh; no Python."""
+"""sshfs and its dependencies, libfuse 3 and ssh; no Python."""
+
+MERGERFS = DebianRecipe("mergerfs", ("passwd", "mergerfs"))
+"""mergerfs and its dependencies; it brings its own libfuse and its own helper."""
 
 DEBIAN = DebianRecipe(
     "debian",
@@ -82,6 +86,16 @@ _FUSE_PACKAGES = (
 )
 WITHOUT_FUSE = DebianRecipe("without-fuse", ("libfuse3-3", "libfuse2", "adduser", "mount"), hooks=_FUSE_PACKAGES)
 """What the packages fuse3 and fuse depend on, and in /packages themselves, to be installed later."""
+
+WITHOUT_MERGERFS = DebianRecipe(
+    "without-mergerfs",
+    ("passwd", "fuse3", "libfuse2", "libstdc++6"),
+    hooks=(
+        '--customize-hook=mkdir "$1/packages" && cd "$1/packages" && '
+        "APT_CONFIG=$MMDEBSTRAP_APT_CONFIG apt-get download mergerfs",
+    ),
+)
+"""The dependencies of mergerfs, and its package in /packages."""
 
 WITHOUT_FUSE_TRIXIE = DebianRecipe(
     "without-fuse-trixie", ("libfuse3-4", "libfuse2t64", "adduser", "mount"), suite="trixie", hooks=_FUSE_PACKAGES
@@ -118,8 +132,7 @@ what the broker imports."""
 
 @dataclass(frozen=True)
 class Entry:
-    """One path of an image: a directory, a symbolic link (`link` set) or a copy of a file of the host
-    (`file` set)."""
+    """A path of an image: a directory, a symbolic link (`link` set) or a copy of a file of the host (`file` set)."""
 
     path: str
     mode: int = 0o755
@@ -143,7 +156,7 @@ BUSYBOX = "busybox"
 
 
 def image_tag(image: DebianRecipe | str, cache: Cache | None = None) -> str:
-    """The podman name of an image of the lab, made now unless podman has it already."""
+    """Return podman's name of an image of the lab, made now unless podman has it already."""
     if image == BUSYBOX:
         return tag_of_entries(BUSYBOX, busybox_entries(), users=True)
     assert isinstance(image, DebianRecipe), f"the lab has no image {image!r}"
@@ -151,10 +164,11 @@ def image_tag(image: DebianRecipe | str, cache: Cache | None = None) -> str:
 
 
 def scratch_tag(files: Mapping[str, tuple[Path, int]], directories: Mapping[str, int] | None = None) -> str:
-    """The name of an image that holds just these: {path: (file on the host, mode)} and {path: mode}, all
-    owned by root.
+    """Return the name of an image that holds just these files and directories, all owned by root.
 
-    Without `directories` there is one mountpoint, /mnt, which everybody may write to (and mount on).
+    They are {path: (file on the host, mode)} and {path: mode}.
+
+    Without `directories` there is one mountpoint, /mnt, to which every user may write (and on which it may mount).
     """
     entries = [Entry(path.strip("/"), mode) for path, mode in (directories or {"/mnt": 0o777}).items()]
     entries += [Entry(path.strip("/"), mode, file=file) for path, (file, mode) in files.items()]
@@ -164,7 +178,7 @@ def scratch_tag(files: Mapping[str, tuple[Path, int]], directories: Mapping[str,
 
 
 def debian_tag(recipe: DebianRecipe, cache: Cache) -> str:
-    """As image_tag; the tarball is in the cache."""
+    """Do the work of `image_tag`; the tarball is in the cache."""
     tarball = rootfs(recipe, cache)
     tag = f"{REPOSITORY}/{recipe.name}:{recipe.key()}"
     with cache.locked(f"image-{recipe.name}-{recipe.key()}"):
@@ -172,22 +186,23 @@ def debian_tag(recipe: DebianRecipe, cache: Cache) -> str:
 
 
 def rootfs(recipe: DebianRecipe, cache: Cache | None = None) -> Path:
-    """The tarball of a root filesystem, compressed with zstd."""
+    """Return the tarball of a root filesystem, compressed with zstd."""
     name = f"rootfs-{recipe.name}"
     return (cache or Cache()).entry(name, recipe.key(), lambda path: build_rootfs(recipe, path / ROOTFS)) / ROOTFS
 
 
 def tag_of_entries(name: str, entries: Iterable[Entry], *, users: bool) -> str:
-    """Imports these paths as an image; the same content has the same tag, and is imported once."""
+    """Import these paths as an image; the same content has the same tag, and is imported once."""
     with tempfile.TemporaryDirectory() as directory:
         tarball = Path(directory) / "rootfs.tar"
         write_tarball(tarball, entries, users=users)
         digest = sha256(tarball)
-        return imported(f"{REPOSITORY}/{name}:{digest[:16]}", tarball, digest, name)
+        with Cache().locked(f"image-{name}-{digest[:16]}"):
+            return imported(f"{REPOSITORY}/{name}:{digest[:16]}", tarball, digest, name)
 
 
 def imported(tag: str, tarball: Path, digest: str, name: str) -> str:
-    """The tag, after `podman import` if podman has no such image or one from another tarball."""
+    """Return the tag, after `podman import` if podman has no such image or one from another tarball."""
     if label_of(tag) != digest:
         changes = [f"ENV PATH={PATH}", f"LABEL {DIGEST_LABEL}={digest}", f"LABEL {NAME_LABEL}={name}"]
         options = [word for change in changes for word in ("--change", change)]
@@ -196,14 +211,14 @@ def imported(tag: str, tarball: Path, digest: str, name: str) -> str:
 
 
 def label_of(tag: str) -> str | None:
-    """The digest of the tarball that podman's image was made from; None if there is no such image."""
+    """Return the digest of the tarball from which podman's image was made; None if there is no such image."""
     template = f'{{{{index .Config.Labels "{DIGEST_LABEL}"}}}}'
     result = run(["podman", "image", "inspect", "--format", template, tag], check=False)
     return result.stdout.strip() if result.returncode == 0 else None
 
 
 def prune_scratch() -> None:
-    """Each build of the proxy makes new scratch images: deletes those of days ago that are not in use."""
+    """Delete unused scratch images that are days old: each build of the proxy makes new ones."""
     run(
         [
             "podman",
@@ -220,7 +235,7 @@ def prune_scratch() -> None:
 
 
 def build_rootfs(recipe: DebianRecipe, tarball: Path) -> None:
-    """Makes the tarball of a root filesystem. RuntimeError with mmdebstrap's last words if that fails."""
+    """Make the tarball of a root filesystem. RuntimeError with mmdebstrap's last lines if that fails."""
     include = f"--include={','.join(recipe.packages)}"
     argv: list[Argument] = [*MMDEBSTRAP, *recipe.hooks, include, recipe.suite, tarball, "-"]
     sources = "".join(f"{line}\n" for line in debian_sources(recipe.suite))
@@ -230,8 +245,10 @@ def build_rootfs(recipe: DebianRecipe, tarball: Path) -> None:
 
 
 def debian_sources(suite: str) -> list[str]:
-    """Lines for sources.list: the archives that apt on this host uses for this suite, or else the suite on
-    the mirror that it uses for another."""
+    """Return lines for sources.list: the archives that apt on this host uses for this suite.
+
+    If it uses none, the lines name the suite on the mirror that it uses for another.
+    """
     template = "$(ORIGIN)\t$(COMPONENT)\t$(RELEASE)\t$(REPO_URI)"
     output = run(["apt-get", "indextargets", "--format", template, "Created-By: Packages"]).stdout
     targets = [tuple(line.split("\t")) for line in output.splitlines()]
@@ -251,7 +268,7 @@ def debian_sources(suite: str) -> list[str]:
 
 
 def busybox_entries(busybox: Path = Path("/bin/busybox")) -> list[Entry]:
-    """The host's static busybox with a link for each of its commands."""
+    """Return the host's static busybox with a link for each of its commands."""
     commands = run([busybox, "--list"]).stdout.split()
     links = [Entry(f"bin/{command}", link="busybox") for command in commands if command != "busybox"]
     return [*SKELETON, Entry("bin"), Entry("bin/busybox", file=busybox), *links]
@@ -264,7 +281,7 @@ USERS = {
 
 
 def write_tarball(tarball: Path, entries: Iterable[Entry], *, users: bool) -> None:
-    """The same entries give the same bytes: no times, no names of the host's users."""
+    """Write the entries as a tarball. The same entries give the same bytes: no times, no names of the host's users."""
     with tarfile.open(tarball, "w") as tar:
         for entry in entries:
             info, content = tar_member(entry)
@@ -276,7 +293,7 @@ def write_tarball(tarball: Path, entries: Iterable[Entry], *, users: bool) -> No
 
 
 def tar_member(entry: Entry) -> tuple[tarfile.TarInfo, bytes]:
-    """The header and the content of an entry."""
+    """Return the header and the content of an entry."""
     info = tarfile.TarInfo(entry.path)
     info.mode, info.uid, info.gid = entry.mode, entry.owner, entry.owner
     content = b""

@@ -1,14 +1,14 @@
-"""What kubelet does for a pod with volumes of a CSI driver: the same paths, the same calls, in the same order.
+"""Kubelet's work for a pod with volumes of a CSI driver: the same paths, the same calls, in the same order.
 
-The rules are those of kubelet 1.31: pkg/kubelet/kuberuntime (containers), pkg/volume/csi (calls, and what is made
-around a target path), pkg/volume/emptydir, pkg/volume/util/subpath. Podman and runc stand in for containerd. Three
-things are otherwise: a container that has ended is started again at once, not after a back-off; calls that failed are
-made again sooner; images are those that a table (`Images`) has for the names in manifests.
+The rules are those of kubelet 1.31: pkg/kubelet/kuberuntime (containers), pkg/volume/csi (calls, and the files around
+a target path), pkg/volume/emptydir, pkg/volume/util/subpath. Podman and runc stand in for containerd. Three things
+differ: an ended container is restarted at once, not after a back-off; failed calls are repeated sooner; images come
+from a table (`Images`) by their names in manifests.
 
     with kubelet.pod(manifests.load(path)) as pod:
         pod["consumer"].exec(["cat", "/data/file"])
 
-When the block has ended, kubelet has taken the pod away, and has looked whether anything of it is left.
+When the block has ended, kubelet has removed the pod, and has checked that nothing of it is left.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from broker.csi import csi_pb2 as csi
-from tests.lab import manifests, podman
+from fusermount3_broker.csi import csi_pb2 as csi
+from tests.lab import cgroups, manifests, podman
 from tests.lab.csi import CsiError, Plugin
 from tests.lab.images import BUSYBOX, image_tag
 from tests.lab.manifests import CsiVolume, EmptyDir, Files
@@ -68,32 +68,30 @@ UNCERTAIN = {
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.ABORTED,
 }
-"""After these a call may still be under way; isFinalError in pkg/volume/csi/csi_client.go."""
+"""After these errors, a call may still be in progress; isFinalError in pkg/volume/csi/csi_client.go."""
 
 PROPAGATION = {"None": "rprivate", "HostToContainer": "rslave"}
-
-CGROUPS = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
 class Image:
-    """What stands in for an image: podman's name for one, files that it has besides, and what it runs by itself."""
+    """The substitute for an image: podman's name of one, additional files, and the command that it runs by itself."""
 
     tag: str
     volumes: Sequence[podman.Volume] = ()
     command: tuple[str, ...] = ()
 
 
-#: Starts a server for what runs in a container's network, and ends it.
+#: Starts a server for the processes in a container's network, and ends it.
 Server = Callable[[podman.Container], AbstractContextManager[object]]
 
 Images = dict[str, Image]
-"""What stands in for the images that manifests name."""
+"""The stand-ins for the images that manifests name."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A NodePublishVolume of kubelet's: how long it took, in seconds, and what it ended with."""
+    """A NodePublishVolume call of kubelet: its duration in seconds, and its result."""
 
     volume: str
     seconds: float
@@ -101,7 +99,7 @@ class Call:
 
 
 class PodFailed(AssertionError):
-    """A pod did not come to run, or did not go; the text is what an event would say."""
+    """A pod did not come to run, or did not go; the text is that of the pod's event."""
 
 
 class Kubelet:
@@ -117,7 +115,7 @@ class Kubelet:
     def pod(
         self, spec: manifests.Pod, uid: str = "", servers: Mapping[str, Server] = MappingProxyType({})
     ) -> Iterator[Pod]:
-        """A running pod; when the block ends, it is taken away.
+        """Run a pod; when the block ends, remove it.
 
         `servers` are by the name under which the pod finds them, at 127.0.0.1; they are started before its containers.
         """
@@ -127,7 +125,7 @@ class Kubelet:
 
     @contextlib.contextmanager
     def new_pod(self, spec: manifests.Pod, uid: str = "") -> Iterator[Pod]:
-        """A pod that has its directory, and nothing else; when the block ends, it is taken away, with what it has."""
+        """Make a pod that has only its directory; when the block ends, remove it with everything in it."""
         pod = Pod(self, spec, uid)
         pod.make_directories()
         try:
@@ -140,13 +138,13 @@ class Kubelet:
         return self.node.kubelet / "pods" / uid
 
     def left(self) -> list[Path | Mount]:
-        """Return what there is of pods that should be gone: mounts, and what is in kubelet's directory."""
+        """Return the remains of pods that should be gone: mounts, and the files in kubelet's directory."""
         pods = self.node.kubelet / "pods"
         return [*self.node.mounts(), *(sorted(pods.iterdir()) if pods.exists() else [])]
 
 
 class Pod:
-    """One pod. `set_up` and `tear_down` are made of steps that a test may take one by one."""
+    """One pod. `set_up` and `tear_down` consist of steps that a test may take one by one."""
 
     def __init__(self, kubelet: Kubelet, spec: manifests.Pod, uid: str = "") -> None:
         self.kubelet = kubelet
@@ -154,12 +152,12 @@ class Pod:
         self.spec = spec
         self.uid = uid or str(uuid.uuid4())
         self.directory = kubelet.directory_of(self.uid)
-        self.cgroup = f"/kubepods/besteffort/pod{self.uid}"
+        self.cgroup = self.node.cgroups.pod(self.uid)
         self.calls: list[Call] = []
         """The calls of NodePublishVolume, in their order."""
         self.restarts: dict[str, int] = {}
         self.last_logs: dict[str, str] = {}
-        """What containers have said that were started again since."""
+        """The output of containers that have been restarted since."""
         self._unhealthy: dict[str, int] = {}
         self._servers = contextlib.ExitStack()
         self._sandbox: podman.Container | None = None
@@ -167,13 +165,13 @@ class Pod:
         self._loop: _Loop | None = None
 
     def __getitem__(self, container: str) -> podman.Container:
-        """Return a container as it runs now."""
+        """Return a container in its current run."""
         return self._containers[container]
 
     # Setting up: SyncPod of pkg/kubelet/kubelet.go
 
     def set_up(self, servers: Mapping[str, Server] = MappingProxyType({})) -> None:
-        """Do all that makes the pod run, until each container is ready. Raises PodFailed."""
+        """Do everything that makes the pod run, until each container is ready. Raises PodFailed."""
         self.set_up_volumes()
         self.start_sandbox([*servers])
         for server in servers.values():
@@ -186,13 +184,13 @@ class Pod:
             path.mkdir(mode=0o750, parents=True)
 
     def set_up_volumes(self) -> None:
-        """Set all volumes up, side by side as kubelet does: none waits for another. Raises PodFailed."""
+        """Set all volumes up concurrently, as kubelet does: none waits for another. Raises PodFailed."""
         with ThreadPoolExecutor() as beside:
             for result in [beside.submit(self.set_up_volume, volume) for volume in self.spec.volumes]:
                 result.result()
 
     def set_up_volume(self, volume: manifests.Volume, seconds: float = PATIENCE) -> None:
-        """Set a volume up; of a CSI driver, again until that succeeds. Raises PodFailed."""
+        """Set a volume up; for one of a CSI driver, repeat until that succeeds. Raises PodFailed."""
         match volume:
             case EmptyDir():
                 self._make_empty_dir(volume)
@@ -203,7 +201,7 @@ class Pod:
                 self._retry(lambda: self.publish(volume), seconds)
 
     def volume_path(self, volume: manifests.Volume) -> Path:
-        """Return where a volume is found on the node; for one of a CSI driver, that is the target path."""
+        """Return the path of a volume on the node; for one of a CSI driver, that is the target path."""
         volumes = self.directory / "volumes"
         match volume:
             case EmptyDir():
@@ -242,7 +240,7 @@ class Pod:
         self.calls.append(Call(volume.name, time.perf_counter() - begun, None))
 
     def publish_request(self, volume: CsiVolume) -> csi.NodePublishVolumeRequest:
-        """Return the request with all that kubelet puts into it for a driver with podInfoOnMount."""
+        """Return the request with all fields that kubelet sets for a driver with podInfoOnMount."""
         mount = csi.VolumeCapability.MountVolume(mount_flags=volume.mount_options)
         if self.spec.fs_group is not None:  # the driver has VOLUME_MOUNT_GROUP
             mount.volume_mount_group = str(self.spec.fs_group)
@@ -268,7 +266,7 @@ class Pod:
         return self.kubelet.plugin.stats(self.handle(found), self.volume_path(found), patience)
 
     def _make_empty_dir(self, volume: EmptyDir) -> None:
-        """pkg/volume/emptydir: everybody may write; of an fsGroup, the group is inherited (SetVolumeOwnership)."""
+        """Follow pkg/volume/emptydir: all may write; with an fsGroup, the group is inherited (SetVolumeOwnership)."""
         path = self.volume_path(volume)
         path.mkdir(mode=0o750, parents=True)
         if volume.in_memory:
@@ -310,7 +308,7 @@ class Pod:
             self._wait_for(container, container.readiness)
 
     def wait_until_restarted(self, container: str, restarts: int, seconds: float = PATIENCE) -> podman.Container:
-        """Return the container when it has been started again so often."""
+        """Return the container once it has been restarted so many times."""
         give_up = time.monotonic() + seconds
         while self.restarts.get(container, 0) < restarts:
             self.check_loop()
@@ -319,7 +317,7 @@ class Pod:
         return self._containers[container]
 
     def check_loop(self) -> None:
-        """Raise what has ended the loop that keeps the pod running."""
+        """Raise the exception that ended the loop that keeps the pod running."""
         if self._loop and self._loop.error:
             raise self._loop.error
 
@@ -335,7 +333,7 @@ class Pod:
         return errors
 
     def start_sandbox(self, hosts: Sequence[str] = ()) -> None:
-        """Start the container that holds what those of a pod share: network, and a user namespace.
+        """Start the container that holds what the containers of a pod share: network, and a user namespace.
 
         `hosts` are more names for 127.0.0.1 (hostAliases of a pod's spec).
         """
@@ -348,12 +346,12 @@ class Pod:
 
     @property
     def _hosts(self) -> Path:
-        """The file that is /etc/hosts of each container; makeHostsMount in pkg/kubelet/kubelet_pods.go."""
+        """Return the file that is /etc/hosts of each container; makeHostsMount in pkg/kubelet/kubelet_pods.go."""
         return self.directory / "etc-hosts"
 
     @property
     def sandbox(self) -> podman.Container:
-        """The container whose network all others have."""
+        """Return the container whose network all others share."""
         assert self._sandbox is not None, "the pod has no sandbox"
         return self._sandbox
 
@@ -419,7 +417,7 @@ class Pod:
         if not seen.exists():
             seen.mkdir(mode=0o750, parents=True)
             seen.chmod(0o777)
-        self.node.unmount(bind)  # the one of before a restart may be of another filesystem
+        self.node.unmount(bind)  # the bind from before a restart may be of another filesystem
         bind.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         bind.mkdir(mode=0o750, exist_ok=True) if seen.is_dir() else bind.touch()
         self.node.run(["mount", "--no-canonicalize", "--bind", part, bind])
@@ -457,7 +455,7 @@ class Pod:
         return None
 
     def is_unhealthy(self, spec: manifests.Container) -> bool:
-        """Whether the liveness probe has failed so often, in a row, that the container is to be started again."""
+        """Return whether the liveness probe has failed so often, in a row, that the container has to be restarted."""
         assert spec.liveness is not None
         running = self._containers.get(spec.name)
         if not running or has_ended(running.pid):
@@ -475,28 +473,25 @@ class Pod:
         self.restarts[spec.name] = self.restarts.get(spec.name, 0) + 1
 
     def enter(self) -> None:
-        """Have this process be one of the pod's, without a container: it is in its cgroup then."""
-        (hierarchy, *_) = [path for path in (CGROUPS / "pids", CGROUPS) if (path / "cgroup.procs").exists()]
-        cgroup = Path(f"{hierarchy}{self.cgroup}")
-        cgroup.mkdir(parents=True, exist_ok=True)
-        (cgroup / "cgroup.procs").write_text(str(os.getpid()))
+        """Make this process one of the pod's, without a container: it is in the pod's cgroup then."""
+        (cgroups.make(self.cgroup) / "cgroup.procs").write_text(str(os.getpid()))
 
     # Tearing down: killPod, then the reconciler of volumes
 
     def tear_down(self) -> None:
-        """Take the pod away, and check that nothing of it is left. Raises PodFailed."""
+        """Remove the pod, and check that nothing of it is left. Raises PodFailed."""
         self.stop_containers()
         for volume in reversed(self.spec.volumes):
             self.tear_down_volume(volume)
         self.remove_directories()
 
     def stop_loop(self) -> None:
-        """Neither publish volumes again nor start containers again from now on: the pod is about to go."""
+        """Stop republishing volumes and restarting containers: the pod is about to go."""
         if self._loop:
             self._loop.stop()
 
     def stop_containers(self) -> None:
-        """End what keeps the pod running, then its containers, sidecars last."""
+        """Stop the loop that keeps the pod running, then its containers, sidecars last."""
         self.stop_loop()
         for name in reversed([*self._containers]):
             self._containers.pop(name).remove()
@@ -504,10 +499,10 @@ class Pod:
         if self._sandbox:
             self._sandbox.remove()
             self._sandbox = None
-        self._remove_cgroup()
+        cgroups.remove(self.cgroup)
 
     def tear_down_volume(self, volume: manifests.Volume, seconds: float = PATIENCE) -> None:
-        """Take a volume away, with the binds of parts of it. Raises PodFailed."""
+        """Tear a volume down, with the binds of parts of it. Raises PodFailed."""
         self._remove_sub_paths(volume)
         path = self.volume_path(volume)
         if not (path.parent if isinstance(volume, CsiVolume) else path).exists():
@@ -530,7 +525,7 @@ class Pod:
         (target.parent / "vol_data.json").unlink(missing_ok=True)
 
     def remove_directories(self) -> None:
-        """Remove the pod's directory, in which by now there is nothing but empty directories. Raises PodFailed."""
+        """Remove the pod's directory, which by now contains nothing but empty directories. Raises PodFailed."""
         mounts = self.node.mounts(self.directory)
         if mounts:
             raise PodFailed(f"still mounted: {mounts}")
@@ -542,7 +537,7 @@ class Pod:
             Path(directory).rmdir()
 
     def _remove_sub_paths(self, volume: manifests.Volume) -> None:
-        """CleanSubPaths of pkg/volume/util/subpath/subpath_linux.go."""
+        """Do what CleanSubPaths of pkg/volume/util/subpath/subpath_linux.go does."""
         name = volume.directory if isinstance(volume, CsiVolume) else volume.name
         top = self.directory / "volume-subpaths" / name
         for bind in sorted(top.glob("*/*")):
@@ -551,19 +546,6 @@ class Pod:
         if top.exists():
             for directory, _, _ in os.walk(top, topdown=False):
                 Path(directory).rmdir()
-
-    def _remove_cgroup(self) -> None:
-        give_up = time.monotonic() + 10
-        for path in [*CGROUPS.glob(f"*{self.cgroup}"), *CGROUPS.glob(self.cgroup.lstrip("/"))]:
-            while path.exists():
-                try:
-                    for each in sorted(path.rglob("*/"), reverse=True):
-                        each.rmdir()
-                    path.rmdir()
-                except OSError:  # EBUSY, while the last process of it is about to end
-                    if time.monotonic() > give_up:
-                        raise
-                    time.sleep(0.02)
 
     def _retry(self, call: Callable[[], None], seconds: float) -> None:
         """Call until it succeeds. Raises PodFailed after so many seconds."""
@@ -579,7 +561,7 @@ class Pod:
 
 
 class _Loop:
-    """A thread that keeps a pod running: publishes its volumes again and again, and starts what has ended."""
+    """A thread that keeps a pod running: publishes its volumes again and again, and restarts containers that ended."""
 
     def __init__(self, pod: Pod) -> None:
         self.error: BaseException | None = None
@@ -597,7 +579,7 @@ class _Loop:
         try:
             while not self._stopping.wait(REPUBLISH):
                 for volume in self._pod.spec.csi_volumes():
-                    with contextlib.suppress(CsiError):  # it is in `calls`
+                    with contextlib.suppress(CsiError):  # `calls` records it
                         self._pod.publish(volume)
                 self._keep_alive()
         except BaseException as error:
@@ -616,7 +598,7 @@ class _Loop:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process that was there has ended."""
+    """Return whether a process that existed has ended."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:

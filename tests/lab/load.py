@@ -1,6 +1,6 @@
-"""Load: calls of the real proxy as fast as a process can make them, and what the broker's processes hold meanwhile.
+"""Load: calls of the real proxy as fast as a process can make them, and the resources that the broker holds meanwhile.
 
-Used where it is counted how much and how many: benchmarks/load.py, benchmarks/soak.py, tests/e2e/test_restart.py.
+Used for counting and measuring: benchmarks/load.py, benchmarks/soak, tests/e2e/test_restart.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import psutil
 
-from broker import syscalls
+from fusermount3_broker.kernel import syscalls
 from tests.lab.broker import PROXY
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True)
 class Call:
-    """How a call of the proxy went. `descriptor` is -1 if none came; then, or with a status, `said` tells why."""
+    """The result of a call of the proxy. `descriptor` is -1 if none came; then, or with a status, `said` says why."""
 
     seconds: float
     status: int
@@ -81,13 +81,15 @@ class Helper:
 
 
 class Beside(Generic[ResultT]):
-    """A forked process that does `body`, while this one goes on; `result` waits for what it returns."""
+    """A forked process that runs `body`, while this one goes on; `result` waits for the return value."""
 
     def __init__(self, body: Callable[[], ResultT]) -> None:
         reader, writer = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
-            syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody would end it then
+            syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)  # nothing else would end it then
+            for number in (signal.SIGINT, signal.SIGTERM):  # however this process handles them
+                signal.signal(number, signal.SIG_DFL)
             os.close(reader)
             try:
                 answer: object = body()
@@ -98,16 +100,32 @@ class Beside(Generic[ResultT]):
             os._exit(0)
         os.close(writer)
         self._reader = reader
+        self._has_ended = False
+
+    def __enter__(self) -> Beside[ResultT]:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Kill the process, if its end has not been awaited."""
+        if not self._has_ended:
+            os.kill(self.pid, signal.SIGKILL)
+            os.close(self._reader)
+            self._wait()
+
+    def _wait(self) -> None:
+        os.waitpid(self.pid, 0)
+        self._has_ended = True
 
     def result(self) -> ResultT:
         """Return what `body` returned. AssertionError if it raised, or was killed."""
-        with os.fdopen(self._reader, "rb") as pipe:
+        with os.fdopen(self._reader, "rb", closefd=False) as pipe:
             said = pipe.read()
-        os.waitpid(self.pid, 0)
+        os.close(self._reader)
+        self._wait()
         assert said, "the process was killed"
         answer = pickle.loads(said)
         assert not isinstance(answer, Failed), answer.text
-        return answer  # type: ignore[no-any-return]  # it is what was pickled
+        return answer  # type: ignore[no-any-return]  # the object that was pickled
 
 
 @dataclass(frozen=True)
@@ -117,7 +135,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Holding:
-    """What the processes of a broker hold together. Memory in bytes; shared pages are shared out in `pss`."""
+    """The resources of a broker's processes together. Memory in bytes; shared pages are shared out in `pss`."""
 
     processes: int
     descriptors: int
@@ -126,7 +144,7 @@ class Holding:
 
 
 def holding(leader: int) -> Holding:
-    """Return what the process `leader` and all that it started hold."""
+    """Return the resources of the process `leader` and all its descendants."""
     processes = [psutil.Process(leader), *psutil.Process(leader).children(recursive=True)]
     found = [each for process in processes if (each := _of(process.pid))]
     return Holding(len(found), *(sum(column) for column in zip(*found, strict=True)))

@@ -1,9 +1,9 @@
-"""Pods as their manifests have them: what kubelet gets to know of a pod, and nothing else.
+"""Pods from their manifests: the fields that kubelet learns of a pod, and no others.
 
-`load` reads a file as `kubectl apply` does, with all its documents, and returns the pod in it: claims are bound to
-their volumes, and what a container's environment takes from secrets is in it. A field that the lab does not act upon
-is either known to have no effect there (`WITHOUT_EFFECT`), or an error: a test must not pass because a manifest was
-not read.
+`load` reads a file as `kubectl apply` does, with all its documents, and returns the pod in it: with the volumes to
+which its claims are bound, and with the values that a container's environment takes from secrets. A field that the lab
+does not implement is either known to have no effect there (`WITHOUT_EFFECT`), or an error: a test must not pass
+because a manifest was not read.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class VolumeMount:
-    """Where a container has a volume; `propagation` is None, HostToContainer or Bidirectional."""
+    """The place of a volume in a container; `propagation` is None, HostToContainer or Bidirectional."""
 
     volume: str
     path: str
@@ -53,7 +53,10 @@ class VolumeMount:
 
 @dataclass(frozen=True)
 class Container:
-    """A container of a pod. `command` is empty where the image's own is run; `sidecar`: its restartPolicy is Always."""
+    """A container of a pod.
+
+    `command` is empty if the image's own is run; with `sidecar`, its restartPolicy is Always.
+    """
 
     name: str
     image: str
@@ -72,7 +75,7 @@ class Container:
     readiness: Probe | None
     liveness: Probe | None
     last_words: str
-    """Where it has a file for what it says before it ends."""
+    """The path of its termination message."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ class EmptyDir:
 
 @dataclass(frozen=True)
 class Files:
-    """A secret's or a config map's contents."""
+    """The contents of a secret or a config map."""
 
     name: str
     contents: Mapping[str, bytes]
@@ -92,9 +95,9 @@ class Files:
 
 @dataclass(frozen=True)
 class CsiVolume:
-    """An ephemeral inline volume or a claimed one; `handle` is empty for the first, for kubelet invents it.
+    """An ephemeral inline volume or a claimed one; `handle` is empty for the first, because kubelet generates it.
 
-    `directory` is what kubelet calls it in the pod's directory: the name of the volume in the pod or, for a claimed
+    `directory` is kubelet's name for it in the pod's directory: the name of the volume in the pod or, for a claimed
     one, that of the PersistentVolume.
     """
 
@@ -134,10 +137,10 @@ class Pod:
 
 
 class NotUnderstood(AssertionError):
-    """A manifest says what the lab does not act upon."""
+    """A manifest has a field that the lab does not implement."""
 
 
-#: By name, what `kubectl create secret generic` has made before.
+#: By name, the secrets that `kubectl create secret generic` has made before.
 Secrets = Mapping[str, Mapping[str, bytes]]
 
 
@@ -235,7 +238,7 @@ def _volume(volume: Mapping[str, Any], documents: Documents) -> Volume:
 
 
 def _claimed(name: str, source: Mapping[str, Any], documents: Documents) -> CsiVolume:
-    """Return the volume that a claim is bound to; it must name it."""
+    """Return the volume to which a claim is bound; the claim must name it."""
     claim = documents.get("PersistentVolumeClaim", source["claimName"])["spec"]
     persistent = documents.get("PersistentVolume", claim["volumeName"])
     known = {"csi", "accessModes", "mountOptions", "capacity", "storageClassName", "persistentVolumeReclaimPolicy"}

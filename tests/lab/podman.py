@@ -1,8 +1,8 @@
 """Containers as a user of Podman starts them: default capabilities, no /dev/fuse, no network.
 
-A `Container` runs detached while its `with` block runs, and is gone afterwards, however the block ends.
-What a test wants to know of it comes from outside where it can: `pid`, `mountinfo()` are the host's view,
-which the FUSE daemon inside can neither fake nor block.
+A `Container` runs detached while its `with` block runs, and is gone afterwards, however the block ends. A test
+observes it from outside where it can: `pid`, `mountinfo()` are the host's view, which the FUSE daemon inside can
+neither fake nor block.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ PREFIX = "fusermount3-proxy-lab-"
 """Begins the name of each container, so that one left behind by a killed run is known for what it is."""
 
 PODMAN: tuple[Argument, ...] = ("podman",)
-RUNTIME = ("--runtime", "runc")
+RUNTIME = () if Path("/sys/fs/cgroup/cgroup.controllers").exists() else ("--runtime", "runc")
+"""Podman's default, crun, refuses a host with hybrid cgroups."""
 
 LIMITS = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1000:1000")
 """Podman's own defaults are above what a host without CAP_SYS_RESOURCE may set."""
@@ -49,7 +50,7 @@ class Volume:
 
 
 FUSE_STAND_IN = Volume(Path("/dev/null"), "/dev/fuse")
-"""What makes libfuse call its helper: it gives up before, unless it can open /dev/fuse; any file will do."""
+"""libfuse calls its helper only if it can open /dev/fuse; any file there will do."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Options:
     """More arguments of `podman run`, as they are."""
 
     def arguments(self) -> list[str]:
-        """The arguments of `podman run` before the image."""
+        """Return the arguments of `podman run` before the image."""
         arguments = [*RUNTIME, f"--network={self.network}", *LIMITS]
         if self.user is not None:
             # Without --passwd=false podman adds a uid that has no passwd entry to /etc/passwd; Kubernetes
@@ -126,12 +127,12 @@ class Mount:
 
 
 def unescape(text: str) -> str:
-    """Undoes the octal escapes with which the kernel keeps blanks out of a field."""
+    """Decode the octal escapes by which the kernel keeps blanks out of a field."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
 def mountinfo(pid: int | str = "self") -> list[Mount]:
-    """The mounts that this process of the host sees. FileNotFoundError or OSError (EINVAL) if it is gone."""
+    """Return the mounts that this process of the host sees. FileNotFoundError or OSError (EINVAL) if it is gone."""
     table = os.fsdecode(Path(f"/proc/{pid}/mountinfo").read_bytes())
     return [Mount.parse(line) for line in table.split("\n")[:-1]]  # a carriage return may be part of a name
 
@@ -155,7 +156,7 @@ class Container:
         options: Options | None = None,
         podman: Sequence[Argument] = PODMAN,
     ) -> None:
-        """`podman` is how podman is called for all that concerns this container."""
+        """Use `podman` as the command for all that concerns this container."""
         self._podman = podman
         self.image = image
         self.command = command
@@ -190,7 +191,7 @@ class Container:
         self.remove()
 
     def remove(self) -> None:
-        """Kills and deletes the container; it may be gone already."""
+        """Kill and delete the container; it may be gone already."""
         remove(self.name, podman=self._podman)
         for process in self._background:
             with contextlib.suppress(ProcessLookupError):
@@ -199,24 +200,24 @@ class Container:
 
     @property
     def pid(self) -> int:
-        """The container's first process, as the host numbers it."""
+        """Return the pid of the container's first process on the host."""
         assert self._pid is not None, "the container has not been started"
         return self._pid
 
     def root(self) -> Path:
-        """The container's root directory, for the host to look into (but not into its FUSE mounts)."""
+        """Return the container's root directory, for the host to look into (but not into its FUSE mounts)."""
         return Path(f"/proc/{self.pid}/root")
 
     def mountinfo(self) -> list[Mount]:
-        """The mounts in the container."""
+        """Return the mounts in the container."""
         return mountinfo(self.pid)
 
     def fuse_mounts(self, mountpoint: str | None = None) -> list[Mount]:
-        """The FUSE mounts in the container, at this mountpoint or anywhere."""
+        """Return the FUSE mounts in the container, at this mountpoint or anywhere."""
         return [mount for mount in self.mountinfo() if mount.is_fuse and mountpoint in (None, mount.mountpoint)]
 
     def processes(self) -> list[int]:
-        """The processes of the container's pid namespace, as the host numbers them."""
+        """Return the pids on the host of the processes in the container's pid namespace."""
         namespace = namespace_of(self.pid)
         assert namespace is not None, "the container has ended"
         return [pid for pid in all_pids() if namespace_of(pid) == namespace]
@@ -228,11 +229,11 @@ class Container:
         user: str | None = None,
         env: Mapping[str, str] | None = None,
         workdir: str | None = None,
-        input: str = "",  # noqa: A002  # the name that subprocess.run has for it
+        input: str = "",  # noqa: A002  # subprocess.run's name for it
         check: bool = True,
         timeout: float = 60.0,
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a command in the container to its end; see commands.run for `check` and `timeout`."""
+        """Run a command in the container to its end; see commands.run for `check` and `timeout`."""
         return run(self._exec_command(argv, user, env, workdir), input=input, check=check, timeout=timeout)
 
     def start(
@@ -243,8 +244,10 @@ class Container:
         env: Mapping[str, str] | None = None,
         workdir: str | None = None,
     ) -> subprocess.Popen[str]:
-        """Starts a command in the container, with pipes for its stdin, stdout and stderr; it ends with the
-        container at the latest."""
+        """Start a command in the container, with pipes for its stdin, stdout and stderr.
+
+        It ends with the container at the latest.
+        """
         pipe = subprocess.PIPE
         process = subprocess.Popen(
             self._exec_command(argv, user, env, workdir),
@@ -267,14 +270,14 @@ class Container:
         return [*self._podman, *RUNTIME, "exec", "--interactive", *options, self.name, *argv]
 
     def logs(self) -> str:
-        """What the container's first process wrote to stdout and stderr."""
+        """Return what the container's first process wrote to stdout and stderr."""
         result = run([*self._podman, "logs", self.name], check=False)
         return result.stdout + result.stderr
 
 
 def remove(name: str, attempts: int = 10, podman: Sequence[Argument] = PODMAN) -> None:
-    """Kills and deletes this container; it may be gone already. CommandFailed if it does not go."""
-    # --volumes also deletes anonymous volumes; --ignore makes a container that never was no error.
+    """Kill and delete this container; it may be gone already. CommandFailed if it does not go."""
+    # --volumes also deletes anonymous volumes; with --ignore a container that never existed is no error.
     argv = [*podman, "rm", "--force", "--ignore", "--volumes", "--time", "0", name]
     for _ in range(attempts - 1):
         if run(argv, check=False).returncode == 0:
@@ -293,7 +296,7 @@ def run_once(
     check: bool = True,
     timeout: float = 60.0,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a container with this command to its end, and returns what it wrote and its exit status."""
+    """Run a container with this command to its end, and return its output and its exit status."""
     container = Container(image, command, options)
     argv = ["podman", "run", "--name", container.name, *container.options.arguments(), image, *command]
     try:
@@ -303,19 +306,19 @@ def run_once(
 
 
 def remove_abandoned() -> None:
-    """Removes the lab's containers that a killed run left behind; also those of a run still under way."""
+    """Remove the lab's containers that a killed run left behind; also those of a run still under way."""
     names = run(["podman", "ps", "--all", "--noheading", "--filter", f"name=^{PREFIX}", "--format", "{{.Names}}"])
     for name in names.stdout.split():
         remove(name)
 
 
 def all_pids() -> Iterator[int]:
-    """The processes of this pid namespace."""
+    """Yield the pids of the processes of this pid namespace."""
     return (int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal())
 
 
 def namespace_of(pid: int) -> Path | None:
-    """What the kernel calls the pid namespace of a process; None if the process is gone."""
+    """Return the kernel's name for the pid namespace of a process; None if the process is gone."""
     try:
         return Path(f"/proc/{pid}/ns/pid").readlink()
     except OSError:

@@ -1,6 +1,6 @@
-"""The sdist and the wheel of the project, and what pip installs them with where there is no network.
+"""The sdist and the wheel of the project, and the packages from which pip installs them without a network.
 
-`make_wheel` is `make wheel`, in these sources or in others; `wheelhouse` has what pip would fetch.
+`make_wheel` is `make wheel`, in these sources or in others; `wheelhouse` has the packages that pip would fetch.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ ONLY_AS_SOURCES = ("pyxattr", "systemd-python")
 
 
 def make_wheel(sources: Path, *variables: str, prefix: tuple[str, ...] = ()) -> Path:
-    """Have make build sdist and wheel, with the tools of this venv; return the directory where they are.
+    """Have make build sdist and wheel, with the tools of this venv; return their directory.
 
     `prefix`: words in front of make, to run it with another umask or environment.
     """
     installed = ENVIRONMENT / "installed"
-    # The venv is as it should be, however old that file is: the sources are unpacked, and have old dates or new ones.
+    # The venv is up to date, however old that file is: the unpacked sources have old dates or new ones.
     make = ["make", "--directory", str(sources), f"--old-file={installed}", "wheel", f"VENV={ENVIRONMENT}", *variables]
     run([*prefix, *make], timeout=300)
     return sources / "build/dist"
 
 
 def wheelhouse(python: str) -> Path:
-    """Return a directory with what the project requires, to run and to be built, for this version of Python."""
+    """Return a directory with the project's requirements, to run and to be built, for this version of Python."""
     configuration = configparser.ConfigParser()
     configuration.read(SOURCES / "setup.cfg")
     required = [*configuration["options"]["install_requires"].split(), "setuptools", "wheel"]
@@ -45,10 +45,27 @@ def wheelhouse(python: str) -> Path:
     wheels = [requirement for requirement, name in names.items() if name not in ONLY_AS_SOURCES]
 
     def fill(directory: Path) -> None:
-        download: list[Argument] = [ENVIRONMENT / "bin/pip", "download", "--quiet", "--dest", directory]
-        platforms = [f"--platform=manylinux{version}_{os.uname().machine}" for version in ("_2_17", "2014", "_2_28")]
-        run([*download, "--only-binary=:all:", *platforms, f"--python-version={python}", *wheels], timeout=600)
+        run([*_download(directory, python), *wheels], timeout=600)
         sources = [requirement for requirement in required if requirement not in wheels]
-        run([*download, "--no-deps", "--no-binary=:all:", *sources], timeout=600)
+        run([*_PIP_DOWNLOAD, directory, "--no-deps", "--no-binary=:all:", *sources], timeout=600)
 
     return Cache().entry(f"wheelhouse-{python}", recipe_hash(python, os.uname().machine, *required), fill)
+
+
+def wheels(python: str, *requirements: str) -> Path:
+    """Return a directory with the wheels of these projects and their requirements, for this version of Python."""
+    name = f"wheels-{re.sub('[^a-z0-9]+', '-', ' '.join(requirements))}-{python}"
+
+    def fill(directory: Path) -> None:
+        run([*_download(directory, python), *requirements], timeout=600)
+
+    return Cache().entry(name, recipe_hash(python, os.uname().machine, *requirements), fill)
+
+
+_PIP_DOWNLOAD: list[Argument] = [ENVIRONMENT / "bin/pip", "download", "--quiet", "--dest"]
+
+
+def _download(directory: Path, python: str) -> list[Argument]:
+    """Return the beginning of a command that downloads wheels for this version of Python."""
+    platforms = [f"--platform=manylinux{version}_{os.uname().machine}" for version in ("_2_17", "2014", "_2_28")]
+    return [*_PIP_DOWNLOAD, directory, "--only-binary=:all:", *platforms, f"--python-version={python}"]

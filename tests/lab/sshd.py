@@ -1,11 +1,11 @@
 """A real sshd as the other end of sshfs, reachable from a container that has no network.
 
-The sshd runs on the host, with the host's files, but is started in the network namespace of the container
-(nsenter --net): an unmodified sshfs connects to 127.0.0.1 there, and no other process of the host can reach
-this sshd. Nothing is needed in the image but sshfs and ssh.
+The sshd runs on the host, with the host's files, but is started in the network namespace of the container (nsenter
+--net): an unmodified sshfs connects to 127.0.0.1 there, and no other process of the host can reach this sshd. The
+image needs nothing but sshfs and ssh.
 
-It runs as an unprivileged user who can log in as nobody else, with keys of its own, for SFTP only, and
-knows no other configuration than the one in its temporary directory.
+It runs as an unprivileged user who can log in as no other user, with keys of its own, for SFTP only, and reads no
+configuration other than the one in its temporary directory.
 """
 
 from __future__ import annotations
@@ -79,19 +79,21 @@ class Sshd:
 
     @property
     def export(self) -> Path:
-        """The directory of the host that sshfs_arguments() name; owned by SERVER_USER."""
+        """Return the directory of the host that sshfs_arguments() name; owned by SERVER_USER."""
         return self.directory / "export"
 
     def log(self) -> str:
         return (self.directory / "log").read_text(errors="replace")
 
     def sshfs_arguments(self) -> list[str]:
-        """Client configuration and source, the arguments of sshfs before the mountpoint."""
+        """Return client configuration and source, the arguments of sshfs before the mountpoint."""
         return ["-F", f"{CLIENT_DIRECTORY}/config", f"lab:{self.export}"]
 
     def authorize(self, container: Container, user: str | None = None) -> None:
-        """Gives this user of the container the key and configuration to connect with. The image needs sh,
-        and a passwd entry for the user: ssh refuses to run without."""
+        """Give this user of the container the key and configuration to connect with.
+
+        The image needs sh, and a passwd entry for the user: ssh refuses to run without.
+        """
         script = f'umask 077 && mkdir -p {CLIENT_DIRECTORY} && cat > {CLIENT_DIRECTORY}/"$1"'
         for name, content in client_files(self.directory, "lab", CLIENT_DIRECTORY).items():
             container.exec(["sh", "-c", script, "sh", name], user=user, input=content)
@@ -99,14 +101,14 @@ class Sshd:
 
 @contextlib.contextmanager
 def sshd_for(container: Container) -> Iterator[Sshd]:
-    """An sshd that processes in this container reach at 127.0.0.1; it ends with the block."""
+    """Start an sshd that processes in this container reach at 127.0.0.1; it ends with the block."""
     with prepared() as directory, serving(directory, container) as sshd:
         yield sshd
 
 
 @contextlib.contextmanager
 def prepared() -> Iterator[Path]:
-    """The directory of an sshd that is not started yet; it is removed after the block."""
+    """Prepare the directory of an sshd that is not started yet; it is removed after the block."""
     directory = Path(tempfile.mkdtemp(prefix="fusermount3-proxy-lab-sshd-"))
     try:
         prepare(directory)
@@ -117,7 +119,7 @@ def prepared() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def serving(directory: Path, container: Container) -> Iterator[Sshd]:
-    """The sshd of a `prepared` directory, in the network of this container; it ends with the block."""
+    """Start the sshd of a `prepared` directory, in the network of this container; it ends with the block."""
     process = start(directory, container.pid)
     try:
         wait_until_listening(process, directory / "log")
@@ -127,7 +129,7 @@ def serving(directory: Path, container: Container) -> Iterator[Sshd]:
 
 
 def prepare(directory: Path) -> None:
-    """Keys, configuration and the exported directory."""
+    """Make keys, configuration and the exported directory."""
     for key in ("host_key", "user_key"):
         run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", directory / key])
     (directory / "authorized_keys").write_bytes((directory / "user_key.pub").read_bytes())
@@ -139,8 +141,10 @@ def prepare(directory: Path) -> None:
 
 
 def client_files(directory: Path, host: str, at: str) -> dict[str, str]:
-    """What a client needs of an sshd with this directory: files by name, to be put into the directory `at`. The server
-    is `host` then, for `ssh -F config`."""
+    """Return the files, by name, that a client needs for an sshd with this directory, for the directory `at`.
+
+    The server is `host` then, for `ssh -F config`.
+    """
     return {
         "key": (directory / "user_key").read_text(),
         "known_hosts": f"[127.0.0.1]:{PORT} {(directory / 'host_key.pub').read_text()}",
@@ -149,7 +153,7 @@ def client_files(directory: Path, host: str, at: str) -> dict[str, str]:
 
 
 def start(directory: Path, netns_of: int) -> subprocess.Popen[bytes]:
-    """Starts sshd in the network namespace of that process and as SERVER_USER, both by nsenter."""
+    """Start sshd in the network namespace of that process and as SERVER_USER, both by nsenter."""
     server = pwd.getpwnam(SERVER_USER)
     identity = [f"--setuid={server.pw_uid}", f"--setgid={server.pw_gid}"]
     # By its absolute path: sshd starts itself again for each connection.
@@ -163,7 +167,7 @@ def start(directory: Path, netns_of: int) -> subprocess.Popen[bytes]:
 
 
 def wait_until_listening(process: subprocess.Popen[bytes], log: Path, seconds: float = 10.0) -> None:
-    """Returns when sshd takes connections. RuntimeError with sshd's own words if it does not."""
+    """Return when sshd accepts connections. RuntimeError with sshd's own words if it does not."""
     deadline = time.monotonic() + seconds
     while "Server listening" not in log.read_text(errors="replace"):
         if process.poll() is not None or time.monotonic() > deadline:
@@ -172,10 +176,10 @@ def wait_until_listening(process: subprocess.Popen[bytes], log: Path, seconds: f
 
 
 def stop(process: subprocess.Popen[bytes], seconds: float = 5.0) -> None:
-    """Ends sshd and before it its sessions, which would otherwise live as long as their clients.
+    """End sshd and before it its sessions, which would otherwise live as long as their clients.
 
-    A session is a chain of processes, and each reaps its child: so the last one is killed, the others follow,
-    and no orphan is left to a process 1 that might not reap.
+    A session is a chain of processes, and each reaps its child: so the last one is killed, the others follow, and no
+    orphan is left to a process 1 that might not reap.
     """
     deadline = time.monotonic() + seconds
     while (sessions := descendants(process.pid)) and time.monotonic() < deadline:
@@ -187,8 +191,10 @@ def stop(process: subprocess.Popen[bytes], seconds: float = 5.0) -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """Children, their children and so on; the last one has no children. See /proc/PID/task/TID/children in
-    proc(5)."""
+    """Return children, their children and so on; the last one has no children.
+
+    See /proc/PID/task/TID/children in proc(5).
+    """
     try:
         children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:

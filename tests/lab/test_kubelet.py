@@ -1,4 +1,4 @@
-"""The lab's kubelet does with a pod what kubelet does, as its containers see it; here without a volume of a driver."""
+"""The lab's kubelet handles a pod as kubelet does, as its containers see it; here without a volume of a driver."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import pytest
 
 from tests.e2e.conftest import wait_until
 from tests.lab import manifests
+from tests.lab.cgroups import CGROUPS
 from tests.lab.csi import Plugin
 from tests.lab.images import BUSYBOX, image_tag
-from tests.lab.kubelet import CGROUPS, Image, Kubelet, PodFailed
+from tests.lab.kubelet import Image, Kubelet, PodFailed
 from tests.lab.manifests import EmptyDir
 from tests.lab.node import Node
 from tests.lab.podman import mountinfo
@@ -86,10 +87,11 @@ def test_a_container_is_who_the_manifest_says(kubelet: Kubelet) -> None:
 
 
 def test_a_pod_has_a_cgroup_and_a_network_of_its_own(kubelet: Kubelet) -> None:
+    root = kubelet.node.cgroups.path
     with kubelet.pod(manifests.parse(POD)) as pod:
         main, sidecar = pod["main"], pod["sidecar"]
         for container in (main, sidecar):
-            assert f"/kubepods/besteffort/pod{pod.uid}/" in (container.root() / "proc/1/cgroup").read_text()
+            assert f":{root}/kubepods/besteffort/pod{pod.uid}/" in (container.root() / "proc/1/cgroup").read_text()
         assert namespace(main.pid, "net") == namespace(sidecar.pid, "net")
         assert namespace(main.pid, "net") != namespace(os.getpid(), "net")
     assert [*CGROUPS.rglob(f"pod{pod.uid}")] == []

@@ -1,5 +1,4 @@
-"""The lab keeps its promises: a damaged cache entry is made again, a container is gone when its block
-ends."""
+"""The lab keeps its promises: a damaged cache entry is made again, a container is gone when its block ends."""
 
 from __future__ import annotations
 
@@ -9,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import prefetch
+from tests.callers import images as callers
 from tests.lab import images, podman, programs
 from tests.lab.cache import Cache, recipe_hash
 from tests.lab.podman import FUSE_STAND_IN, Container, Mount, Options
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Builder:
-    """Builds an entry with one file, and counts how often it was asked to."""
+    """Builds an entry with one file, and counts its calls."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -155,3 +156,10 @@ def test_an_sshd_is_reached_from_a_container_without_network() -> None:
         assert "file" in container.exec(command, input=f"ls {sshd.export}\n").stdout
     assert sshd.process.returncode is not None
     assert not sshd.directory.exists()
+
+
+def test_all_images_that_have_a_name_are_prefetched() -> None:
+    named = [each for module in (images, callers) for each in vars(module).values()]
+    recipes = {each for each in named if isinstance(each, images.DebianRecipe)}
+    assert len(recipes) > 5
+    assert recipes <= set(prefetch.recipes())

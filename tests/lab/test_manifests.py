@@ -1,4 +1,4 @@
-"""Manifests are read as Kubernetes reads them, and nothing in them is passed over in silence."""
+"""Manifests are read as Kubernetes reads them, and no field in them is silently ignored."""
 
 from __future__ import annotations
 

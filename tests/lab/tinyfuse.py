@@ -1,4 +1,4 @@
-"""A FUSE program of one file, for tests that have a /dev/fuse descriptor and want it served, by whom they like.
+"""A FUSE program of one file, for tests that have a /dev/fuse descriptor and choose the process that serves it.
 
 It speaks the kernel's protocol itself (include/uapi/linux/fuse.h): a program with libfuse would want to mount, too.
 """
@@ -21,10 +21,11 @@ _INIT_REPLY = struct.pack("=IIIIHHIIHH28x", 7, 31, 65536, 0, 12, 9, 65536, 1, 0,
 _STATFS_REPLY = struct.pack("=5Q4I24x", BLOCKS, BLOCKS // 2, BLOCKS // 4, 100, 50, BLOCK_SIZE, 255, BLOCK_SIZE, 0)
 
 
-def serve(device: int, content: bytes = b"hello", hangs: bool = False) -> None:
+def serve(device: int, content: bytes = b"hello", hangs: bool = False, mode: int = 0o644) -> None:
     """Serve in this process until the filesystem has ended; no longer than a test may take.
 
-    Its only file says `content`. With `hangs`, requests are read and none but the first is answered. Raises OSError.
+    Its only file is root's, with mode `mode` and contents `content`. With `hangs`, requests are read and only the
+    first one is answered. Raises OSError.
     """
     signal.alarm(120)
     while True:
@@ -33,21 +34,21 @@ def serve(device: int, content: bytes = b"hello", hangs: bool = False) -> None:
         if opcode in (_FORGET, _BATCH_FORGET, _INTERRUPT) or (hangs and opcode != _INIT):
             continue
         try:
-            body, error = _answer(opcode, node, request[40:], content), 0
+            body, error = _answer(opcode, node, request[40:], content, mode), 0
         except OSError as refused:
             body, error = b"", refused.errno or errno.EIO
         os.write(device, struct.pack("=IiQ", 16 + len(body), -error, unique) + body)
 
 
-def _answer(opcode: int, node: int, arguments: bytes, content: bytes) -> bytes:
+def _answer(opcode: int, node: int, arguments: bytes, content: bytes, mode: int) -> bytes:
     if opcode == _INIT:
         return _INIT_REPLY
     if opcode == _STATFS:
         return _STATFS_REPLY
     if opcode == _GETATTR:
-        return struct.pack("=QII", 0, 0, 0) + _attributes(node, content)
+        return struct.pack("=QII", 0, 0, 0) + _attributes(node, content, mode)
     if opcode == _LOOKUP and arguments.rstrip(b"\0") == NAME:
-        return struct.pack("=QQQQII", _FILE, 1, 0, 0, 0, 0) + _attributes(_FILE, content)
+        return struct.pack("=QQQQII", _FILE, 1, 0, 0, 0, 0) + _attributes(_FILE, content, mode)
     if opcode == _LOOKUP:
         raise FileNotFoundError(errno.ENOENT, "no such file")
     if opcode in (_OPEN, _OPENDIR):
@@ -61,8 +62,8 @@ def _answer(opcode: int, node: int, arguments: bytes, content: bytes) -> bytes:
     raise OSError(errno.ENOSYS, "not implemented")
 
 
-def _attributes(node: int, content: bytes) -> bytes:
-    mode, size = (0o040755, 0) if node == _ROOT else (0o100644, len(content))
+def _attributes(node: int, content: bytes, mode: int) -> bytes:
+    mode, size = (0o040755, 0) if node == _ROOT else (0o100000 | mode, len(content))
     return struct.pack("=6Q10I", node, size, 1, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, BLOCK_SIZE, 0)
 
 

@@ -1,1 +1,1 @@
-"""What is shipped, the Debian packages and what PyPI gets: built, looked at, installed on machines of its own."""
+"""Build, inspect and install what is shipped (Debian packages, archives for PyPI, images) on separate machines."""

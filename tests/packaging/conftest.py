@@ -1,4 +1,4 @@
-"""What is packaged, built once, and places to install it."""
+"""Fixtures: the packages, built once, and machines to install them on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def suite(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def packages(suite: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory with the release's packages, as `dpkg-buildpackage` left it."""
+    """The directory with the release's packages, as `dpkg-buildpackage` has left it."""
     directory = tmp_path_factory.mktemp(suite)
     debian.build(suite, directory)
     return directory
@@ -49,7 +49,7 @@ def newer(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def sources(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is in the source package."""
+    """The unpacked source package."""
     (tarball,) = packages.glob("*.tar.xz")
     directory = tmp_path_factory.mktemp("sources")
     run(["tar", "--extract", "--file", tarball, "--directory", directory, "--strip-components=1", "--no-same-owner"])
@@ -62,14 +62,14 @@ READERS = ("man-db", "groff-base", "mandoc")
 
 @pytest.fixture(scope="session")
 def archives(suite: str, packages: Path, newer: Path) -> list[Volume]:
-    """What a machine without a network installs from."""
+    """The archives that a machine without a network installs from."""
     rest = debian.archive(suite, packages, ("sshfs", "bindfs", "autopkgtest", "dpkg-dev", *SHELLS, *READERS), ("fuse",))
     return [Volume(packages, "/srv/ours"), Volume(newer, "/srv/newer"), Volume(rest, "/srv/debian")]
 
 
 @pytest.fixture(scope="session")
 def installed(suite: str, archives: list[Volume]) -> Iterator[Machine]:
-    """A container with all packages, to look at them and ask them; nothing runs in it."""
+    """A container with all packages, for inspection and queries; no service runs in it."""
     with Container(image_tag(debian.machine(suite)), options=Options(volumes=archives)) as container:
         machine = Machine(container)
         machine.apt("install", *debian.NAMES, *SHELLS, *READERS)
@@ -78,12 +78,12 @@ def installed(suite: str, archives: list[Volume]) -> Iterator[Machine]:
 
 @pytest.fixture(scope="session")
 def dist() -> Path:
-    """The directory that `make wheel` fills."""
+    """The directory with the output of `make wheel`."""
     return pypi.make_wheel(pypi.SOURCES)
 
 
 @pytest.fixture
 def tree(suite: str, archives: list[Volume]) -> Iterator[Machine]:
-    """A container in which nothing runs, as where images are made."""
+    """A container without running services, as in a build of an image."""
     with Container(image_tag(debian.machine(suite)), options=Options(volumes=archives)) as container:
         yield Machine(container)

@@ -1,4 +1,4 @@
-"""A machine on which the packages are installed."""
+"""A machine to install the packages on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tests.lab.podman import Volume
 
 HELPERS = ("/usr/bin/fusermount3", "/usr/bin/fusermount")
-#: As on a kernel's command line: Debian 13's systemd takes a host with hybrid cgroups only if it is told to, and a
+#: As on a kernel's command line: Debian 13's systemd accepts a host with hybrid cgroups only with these options, and a
 #: container has no modules to load.
 KERNEL = (
     "systemd.unified_cgroup_hierarchy=0",
@@ -26,7 +26,7 @@ KERNEL = (
 
 @contextlib.contextmanager
 def booted(image: str, volumes: Sequence[Volume]) -> Iterator[Container]:
-    """Boot a machine. In the end it must have no FUSE mount, and no unit that failed."""
+    """Boot a machine. At the end it must have no FUSE mount and no failed unit."""
     options = Options(privileged=True, volumes=volumes, extra=["--systemd=always"])
     with Container(image, ["/sbin/init", *KERNEL], options) as container:
 
@@ -35,7 +35,7 @@ def booted(image: str, volumes: Sequence[Volume]) -> Iterator[Container]:
             return said.strip() == "running"
 
         wait_until(is_running, 60)
-        # What systemd and udev do on a machine, and leave undone in a container.
+        # systemd and udev do this on a machine, but not in a container.
         container.exec(["mount", "--make-rshared", "/"])
         container.exec(["chmod", "0666", "/dev/fuse"])
         yield container
@@ -44,18 +44,18 @@ def booted(image: str, volumes: Sequence[Volume]) -> Iterator[Container]:
 
 
 class Machine:
-    """A container with apt's archives at /srv, and no network."""
+    """A container with apt archives in /srv, and no network."""
 
     def __init__(self, container: Container) -> None:
         self.container = container
-        # What the lab leaves out to have small images.
+        # Undo the lab's settings for small images.
         self.run(
             "sh", "-c", "rm /etc/dpkg/dpkg.cfg.d/*mmdebstrap*; rm -rf /etc/apt/sources.list /etc/apt/sources.list.d/*"
         )
         self.use("ours", "debian")
 
     def use(self, *archives: str) -> None:
-        """Have apt install from these directories of /srv only."""
+        """Make apt install only from these directories of /srv."""
         lines = "".join(f"deb [trusted=yes] file:/srv/{name} ./\n" for name in archives)
         (self.container.root() / "etc/apt/sources.list").write_text(lines)
         self.run("apt-get", "update")
@@ -66,7 +66,7 @@ class Machine:
         return self.container.exec(argv, user=user, env=env, check=check, timeout=180)
 
     def apt(self, *arguments: str) -> str:
-        """Run apt-get as a script would; return what it says, which has no warning of dpkg's."""
+        """Run apt-get like a script, and return its output; fail if the output has a warning of dpkg's."""
         env = {"DEBIAN_FRONTEND": "noninteractive"}
         command = ["apt-get", "--yes", "--no-install-recommends", *arguments]
         result = self.container.exec(command, env=env, timeout=300)
@@ -74,24 +74,24 @@ class Machine:
         return result.stdout
 
     def systemctl(self, *arguments: str, check: bool = True) -> str:
-        """Return what systemctl prints."""
+        """Return the output of systemctl."""
         return self.run("systemctl", *arguments, check=check).stdout.strip()
 
     def says(self, helper: str) -> str:
-        """Return the version that a helper tells."""
+        """Return the version that a helper prints."""
         return self.run(helper, "-V").stdout.strip()
 
     def mode(self, path: str) -> str:
-        """Return the mode of a file, in octal, and its owner; of what a link leads to."""
+        """Return a file's mode, in octal, and its owner; follow symbolic links."""
         return self.run("stat", "--dereference", "--format=%a %U", path).stdout.strip()
 
     def diversions(self) -> list[str]:
-        """Return what is said of the proxy's diversions."""
+        """Return the lines of `dpkg-divert --list` on the proxy's diversions."""
         lines = self.run("dpkg-divert", "--list").stdout.splitlines()
         return [line for line in lines if line.endswith(" by fusermount3-proxy")]
 
     def files(self) -> set[str]:
-        """Return the paths below /usr, /etc and /var/lib, without the accounts that apt and dpkg keep."""
+        """Return the paths below /usr, /etc and /var/lib, without the records of apt and dpkg."""
         command = [
             "find",
             "/usr",

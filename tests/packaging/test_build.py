@@ -1,4 +1,4 @@
-"""The packages build in a clean tree of each release, always to the same bytes, and lintian has nothing to say."""
+"""Test that the packages build reproducibly in a clean tree of each release, and that lintian reports nothing."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_lintian_has_nothing_to_say(suite: str, packages: Path) -> None:
     command = ["lintian", "--allow-root", "--show-overrides", f"/srv/{changes.name}"]
     said = run_once(image_tag(debian.inspector(suite)), command, options, check=False, timeout=300)
     assert said.stderr == ""
-    # What it knows and may be: shown, so lintian has looked.
+    # --show-overrides prints the tags that are known and accepted; so a printed tag also shows that lintian has run.
     tags = {line for line in said.stdout.splitlines() if not line.startswith("N:")}
     assert tags == {"O: fusermount3-proxy: statically-linked-binary [usr/bin/fusermount3-proxy]"}
 

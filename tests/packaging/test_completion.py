@@ -1,4 +1,4 @@
-"""Completion of both programs, as each shell has it where the packages are installed."""
+"""Test the completion of both programs in each shell, as the packages install it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.e2e
 
-#: What is typed, and something that is offered then.
+#: Typed text, and a completion that the shell must offer for it.
 TYPED = [
     ("fusermount3-broker sta", "status"),
     ("fusermount3-broker mounts --", "--json"),
@@ -23,7 +23,7 @@ TYPED = [
     ("fusermount3 /us", "/usr"),
 ]
 
-#: Completes the last argument, as bash-completion does when TAB is pressed. `compopt` works in a real one only.
+#: Completes the last argument, as bash-completion does when TAB is pressed. `compopt` works only in real completion.
 BASH = """
 source /usr/share/bash-completion/bash_completion
 compopt() { :; }
@@ -37,8 +37,8 @@ function=$(complete -p "${COMP_WORDS[0]}" | sed 's/.* -F \\([^ ]*\\) .*/\\1/')
 printf '%s\\n' "${COMPREPLY[@]}"
 """
 
-#: Types into an interactive zsh, presses TAB, and waits until what is expected is on the line or listed below it. The
-#: terminal shows what is typed, too: it doesn't look like an answer because of the quotes.
+#: Types into an interactive zsh, presses TAB, and waits until the expected text is on the line or listed below it. The
+#: terminal also echoes the input: because of the quotes, the echo doesn't look like an answer.
 ZSH = r"""
 zmodload zsh/zpty
 zpty shell zsh -f -i

@@ -1,4 +1,4 @@
-"""The static executable: the same sources give the same bytes, wherever they lie."""
+"""Test that the static executable builds reproducibly, wherever its sources are."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SOURCES = Path(__file__).parents[2]
 
 
 def build(sources: Path, umask: str) -> Path:
-    """Return the executable, built of a copy of the sources in that directory."""
+    """Return the executable, built from a copy of the sources in this directory."""
     run([SOURCES / "packaging/export", sources])
     executable = sources / "build/static/fusermount3-proxy"
     command = f"umask {umask} && exec /usr/bin/python3 packaging/static/build.py --output {executable}"

@@ -1,4 +1,4 @@
-"""The proxy takes the place of the genuine helper, whatever is installed when, and gives it back."""
+"""Test that the proxy replaces the genuine helper, in any order of installation, and restores it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ASIDE = "/usr/bin/fusermount3.distrib"
 
 
 def check_is_the_proxy(machine: Machine) -> None:
-    """By each name it is the proxy, which is not setuid, and all is as its package has it."""
+    """Check that each name is the proxy, which is not setuid, and that its package's files are unmodified."""
     for helper in HELPERS:
         assert machine.run("readlink", "--canonicalize", helper).stdout.strip() == "/usr/bin/fusermount3-proxy"
         assert machine.says(helper) == PROXY
@@ -28,7 +28,7 @@ def check_is_the_proxy(machine: Machine) -> None:
 
 
 def check_is_genuine(machine: Machine) -> None:
-    """By each name it is fuse3's own, setuid root."""
+    """Check that each name is fuse3's own helper, setuid root."""
     for helper in HELPERS:
         assert machine.run("readlink", "--canonicalize", helper).stdout.strip() == "/usr/bin/fusermount3"
         assert machine.says(helper) not in ("", PROXY)
@@ -111,7 +111,7 @@ def test_an_upgrade_leaves_the_diversions(tree: Machine) -> None:
 
 def test_an_installation_that_fails_leaves_the_genuine_helper(tree: Machine) -> None:
     tree.apt("install", "fuse3")
-    # The archive breaks off in the middle.
+    # The archive is truncated.
     tree.run("sh", "-c", "head --bytes=-500000 /srv/ours/fusermount3-proxy_*.deb > /tmp/broken.deb")
     assert "unexpected end of file" in tree.run("dpkg", "--install", "/tmp/broken.deb", check=False).stderr
     check_is_genuine(tree)

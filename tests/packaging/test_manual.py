@@ -1,4 +1,4 @@
-"""The manual pages: nothing in them that groff or mandoc stumbles over, and all that the programs know."""
+"""Test that groff and mandoc render the manual pages without warnings, and that they cover all commands and options."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 
-from broker import cli
+from fusermount3_broker.cli import main
 from fusermount3_proxy import commandline
-from tests.unit.test_config_example import EXAMPLE
+from tests.unit.service.test_configuration_example import EXAMPLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +27,7 @@ def path_of(page: str) -> str:
 
 
 def read(machine: Machine, page: str) -> str:
-    """Return the page as a terminal shows it, all on one line: where lines end is not its content."""
+    """Return the page as a terminal shows it, joined to one line: line breaks are not content."""
     return re.sub(r"\s+", " ", machine.run("man", "--no-hyphenation", page[:-2], env={"MANWIDTH": "10000"}).stdout)
 
 
@@ -62,7 +62,7 @@ def test_the_proxys_page_has_every_option(installed: Machine) -> None:
 def test_the_brokers_page_has_every_command_and_option(installed: Machine) -> None:
     page = read(installed, "fusermount3-broker.8")
     options = 0
-    for name, command in commands_of(cli.main):
+    for name, command in commands_of(main.main):
         assert f" {name} [OPTIONS]" in page
         for parameter in command.params:
             if isinstance(parameter, click.Option):

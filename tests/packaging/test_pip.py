@@ -1,4 +1,4 @@
-"""What pip installs serves and mounts: on this host, and where the page on PyPI is followed to the letter."""
+"""Test that pip's installation serves and mounts, on this host and where the page on PyPI is followed to the letter."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAGE = "pypi.md"
 MOUNTPOINT = "/home/user/mnt"
 SDIST = f"/srv/dist/fusermount3_proxy-{__version__}.tar.gz"
 UNITS = ["fusermount3-broker.socket", "fusermount3-broker.service"]
-#: pip knows no other places than these.
+#: pip uses no other sources than these.
 PIP = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/srv/dist /srv/wheelhouse"}
 
 
@@ -55,7 +55,7 @@ def test_a_broker_that_pip_has_installed_mounts_for_a_container_that_is_given_th
 
 
 def machine(suite: str) -> DebianRecipe:
-    """A system that boots, with the packages that the page names."""
+    """Return the recipe of a system that boots, with the packages that the page names."""
     (install,) = block(PAGE, "apt-get install").commands
     packages = ("passwd", "systemd", "systemd-sysv", "dbus", "procps", *install.split()[2:])
     return DebianRecipe(f"pip-machine-{suite}", packages, suite)
@@ -63,7 +63,7 @@ def machine(suite: str) -> DebianRecipe:
 
 @pytest.fixture
 def booted(suite: str, dist: Path) -> Iterator[Container]:
-    """A machine that has booted, with the packages that the page names, and leaves no mount."""
+    """A machine that has booted, with the packages that the page names; at the end it must have no mount."""
     volumes = [
         Volume(dist, "/srv/dist"),
         Volume(pypi.wheelhouse(pypi.PYTHONS[suite]), "/srv/wheelhouse"),
@@ -74,7 +74,7 @@ def booted(suite: str, dist: Path) -> Iterator[Container]:
 
 
 def follow(container: Container, beginning: str) -> None:
-    """Run a block of the page's commands as root does who has copied it into a shell."""
+    """Run a block of the page's commands, as root would after copying it into a shell."""
     commands = ["set -eux", *block(PAGE, beginning).commands]
     container.exec(["sh", "-c", "\n".join(commands)], env=PIP, timeout=300)
 
@@ -83,7 +83,7 @@ def follow(container: Container, beginning: str) -> None:
 def test_who_follows_the_page_has_a_service_and_a_proxy_that_mount(booted: Container) -> None:
     follow(booted, "python3 -m venv")
     follow(booted, "cd /opt")
-    # What a container gets as a volume; here for the machine's own users.
+    # A container gets this as a volume; here it is for the machine's own users.
     booted.exec(["ln", "--symbolic", "fusermount3-proxy", "/usr/bin/fusermount3"])
     booted.exec(["whoamifs", MOUNTPOINT], user="user")
     assert booted.exec(["cat", f"{MOUNTPOINT}/whoami"], user="user").stdout.startswith("uid=1000 gid=1000 pid=")
@@ -108,4 +108,5 @@ def test_pip_links_the_proxy_from_the_sdist_or_installs_the_broker_alone(booted:
         assert set(found) == programs
         assert ("fusermount3-proxy is left out" in said.stdout + said.stderr) == (len(programs) == 1)
         booted.exec(["test", "-e", f"{place}/share/man/man8/fusermount3-broker.8"])
-    assert booted.exec(["/opt/cc/bin/fusermount3-proxy", "--version"]).stdout.startswith("fusermount3 version: ")
+    version = booted.exec(["/opt/cc/bin/fusermount3-proxy", "--version"]).stdout
+    assert version.startswith(f"fusermount3-proxy version: {__version__}\n")

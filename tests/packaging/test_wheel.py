@@ -1,4 +1,4 @@
-"""What PyPI gets: the sdist has all that git has, the wheel both programs, and pip installs and removes it."""
+"""Test PyPI's archives: the sdist has all files in git, the wheel both programs, and pip installs and removes it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROOT = f"fusermount3_proxy-{__version__}"
 WHEEL = f"{ROOT}-py3-none-manylinux_2_17_{os.uname().machine}.whl"
 SDIST = f"{ROOT}.tar.gz"
 EXECUTABLE = f"{ROOT}.data/scripts/fusermount3-proxy"
-#: What is neither a module nor metadata, below sys.prefix.
+#: Files below sys.prefix that are neither modules nor metadata.
 SHARED = {
     "share/bash-completion/completions/fusermount3-broker",
     "share/bash-completion/completions/fusermount3-proxy",
@@ -64,7 +64,7 @@ def sources(dist: Path, tmp_path: Path) -> Path:
 
 
 def git_files() -> set[str]:
-    """Return what git has or, were it asked to, would have."""
+    """Return the files that git tracks, and untracked files that it does not ignore."""
     git = ["git", "-C", str(pypi.SOURCES)]
     names = run([*git, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]).stdout.rstrip("\0").split("\0")
     return {name for name in names if (pypi.SOURCES / name).is_file()}
@@ -100,13 +100,14 @@ def test_the_unpacked_sdist_makes_the_same_archives_in_another_directory_zone_an
 
 def test_the_wheel_holds_the_modules_both_programs_and_what_belongs_to_them(wheel: zipfile.ZipFile) -> None:
     names = {info.filename for info in wheel.infolist() if not info.is_dir()}
-    modules = {name for name in git_files() if name.startswith(("broker/", "fusermount3_proxy/"))}
+    files = {name.removeprefix("broker/") for name in git_files()}
+    modules = {name for name in files if name.startswith(("fusermount3_broker/", "fusermount3_proxy/"))}
     beside = {name for name in names if not name.startswith(f"{ROOT}.dist-info/")} - modules
     assert modules <= names
     assert beside == {EXECUTABLE, *(f"{ROOT}.data/data/{name}" for name in SHARED)}
     entry_points = configparser.ConfigParser()
     entry_points.read_string(wheel.read(f"{ROOT}.dist-info/entry_points.txt").decode())
-    assert dict(entry_points["console_scripts"]) == {"fusermount3-broker": "broker.cli:main"}
+    assert dict(entry_points["console_scripts"]) == {"fusermount3-broker": "fusermount3_broker.cli.main:main"}
 
 
 def test_the_executable_in_the_wheel_is_the_static_one(wheel: zipfile.ZipFile) -> None:
@@ -150,13 +151,13 @@ def test_no_link_on_the_page_of_pypi_is_relative(metadata: Message) -> None:
 
 
 def environment(place: Path) -> Path:
-    """Make a venv without the broker's dependencies, and return its pip."""
+    """Create a venv without the broker's dependencies, and return its pip."""
     run(["/usr/bin/python3", "-m", "venv", place])
     return place / "bin/pip"
 
 
 def files(place: Path) -> set[Path]:
-    """Return what is there, without directories: pip leaves empty ones."""
+    """Return the files in this directory, without directories: pip leaves empty ones."""
     return {path for path in place.rglob("*") if path.is_symlink() or not path.is_dir()}
 
 
@@ -167,7 +168,7 @@ def test_pip_installs_both_programs_and_removes_all_of_it(dist: Path, tmp_path: 
     installed = tmp_path / "venv/bin/fusermount3-proxy"
     assert sha256(installed) == sha256(PROXY)
     assert stat.S_IMODE(installed.stat().st_mode) == 0o755
-    assert run([installed, "--version"]).stdout.startswith("fusermount3 version: ")
+    assert run([installed, "--version"]).stdout.startswith(f"fusermount3-proxy version: {__version__}\n")
     assert (tmp_path / "venv/bin/fusermount3-broker").exists()
     assert {name for name in SHARED if not (tmp_path / "venv" / name).exists()} == set()
     run([pip, "uninstall", "--yes", "fusermount3-proxy"])

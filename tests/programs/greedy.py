@@ -1,15 +1,19 @@
-"""A caller that wants everything for itself, for containers with Python and nothing of this project's.
+"""A caller that tries to exhaust the broker, for containers that have Python and nothing of this project.
 
-    greedy.py half-open N    keep N connections open, on which nothing is said; those that are refused are made again
-    greedy.py no-commit N    have N mounts begun, and never say that they are wanted
-    greedy.py storm N        N processes at a time connect, ask for a mount, and die before the answer
-    greedy.py deaf N         N processes ask for what is refused, again and again, and read nothing
-    greedy.py surplus N      N processes send all the descriptors that a message can have, and hang up
+    greedy.py half-open N    keep N connections open without sending anything; replace those that are refused
+    greedy.py no-commit N    begin N mounts and never commit them
+    greedy.py storm N        N processes at a time connect, request a mount, and die before the reply
+    greedy.py deaf N         N processes repeat requests that are refused, and read no reply
+    greedy.py surplus N      N processes send as many descriptors as a message can carry, and hang up
+    greedy.py flush N        N processes send a file of a FUSE filesystem, in all kinds of requests, a hundred a second
 
-Each different answer is printed, once, as soon as it is read. It goes on until it is killed.
+Prints each distinct reply once, as soon as it is read. Runs until it is killed.
 """
 
+from __future__ import annotations
+
 import array
+import contextlib
 import itertools
 import os
 import selectors
@@ -17,6 +21,10 @@ import signal
 import socket
 import sys
 import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 BROKER = "/run/fusermount3-proxy/broker.sock"
 MOUNT = b"protocol=1\0operation=mount\0mountpoint=/tmp\0options=\0"
@@ -34,9 +42,26 @@ def send(connection: socket.socket, message: bytes, descriptors: int) -> None:
         rights = array.array("i", [place] * descriptors)
         connection.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
     except OSError:
-        pass  # it was refused before
+        pass  # the broker had refused it already
     finally:
         os.close(place)
+
+
+#: A file of a FUSE filesystem whose program does not answer when the file is closed.
+UNFLUSHED = "/home/user/mnt/file"
+
+
+def flood() -> None:
+    """Send the unflushed file as a mount request's descriptor, as a surplus descriptor, and with an invalid request."""
+    file = os.open(UNFLUSHED, os.O_RDWR | os.O_CREAT)
+    place = os.open("/tmp", os.O_PATH)
+    for said in itertools.cycle([(MOUNT, [file]), (MOUNT, [file, place]), (b"noise", [file]), (MOUNT, [place, file])]):
+        message, descriptors = said
+        with connect() as connection:
+            rights = array.array("i", descriptors)
+            with contextlib.suppress(OSError):  # the broker had refused it already
+                connection.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+        time.sleep(0.01)
 
 
 def tell(answers: set[bytes], answer: bytes) -> None:
@@ -47,7 +72,7 @@ def tell(answers: set[bytes], answer: bytes) -> None:
 
 
 def keep(number: int, message: bytes | None) -> None:
-    """Keep so many connections on which `message`, with a descriptor, was said."""
+    """Keep `number` connections open, on each of which `message` was sent with a descriptor; nothing if it is None."""
     waiting, answers = selectors.DefaultSelector(), set[bytes]()
 
     def another() -> None:
@@ -75,7 +100,7 @@ def keep(number: int, message: bytes | None) -> None:
 
 
 def repeat(message: bytes, descriptors: int, *, dies: bool) -> None:
-    """Say `message` on one connection after the other. With `dies` each is said by a process of its own."""
+    """Send `message` on one connection after another. With `dies`, a separate process sends each."""
     kept = []
     while True:
         if dies and (child := os.fork()):
@@ -96,7 +121,8 @@ def main() -> None:
     what, number = sys.argv[1], int(sys.argv[2])
     if what in ("half-open", "no-commit"):
         keep(number, MOUNT if what == "no-commit" else None)
-    acts = {
+    acts: dict[str, Callable[[], None]] = {
+        "flush": flood,
         "storm": lambda: repeat(MOUNT, 1, dies=True),
         "deaf": lambda: repeat(b"noise", 1, dies=False),
         "surplus": lambda: repeat(MOUNT, 253, dies=True),

@@ -1,6 +1,6 @@
-"""hello_mfusepy.py MOUNTPOINT [OPTION...]: a file, hello, that can be read and written; on mfusepy, which is ctypes.
+"""hello_mfusepy.py MOUNTPOINT [OPTION...]: one readable and writable file, hello, served by mfusepy (on ctypes).
 
-Serves in the foreground until it is unmounted or gets SIGTERM. OPTIONs are libfuse's, auto_unmount for example.
+Serves in the foreground until it is unmounted or gets SIGTERM. OPTIONs are those of libfuse, for example auto_unmount.
 """
 
 import errno
@@ -12,7 +12,7 @@ from typing import Any
 import mfusepy  # type: ignore[import-not-found]  # from PyPI, in the container
 
 
-class Hello(mfusepy.Operations):  # type: ignore[misc]  # a class without types here
+class Hello(mfusepy.Operations):  # type: ignore[misc]  # an untyped class here
     """One file, in memory."""
 
     def __init__(self) -> None:

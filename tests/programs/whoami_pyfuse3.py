@@ -1,6 +1,6 @@
 """whoami_pyfuse3.py MOUNTPOINT: a FUSE filesystem in Python, on pyfuse3 (libfuse 3's low-level interface).
 
-It has one file, /whoami, which says who opened it as whoamifs.c does: "uid=U gid=G pid=P". Serves in the
+It has one file, /whoami, whose content names its opener, as in whoamifs.c: "uid=U gid=G pid=P". Serves in the
 foreground until it is unmounted.
 """
 
@@ -17,7 +17,7 @@ NAME = b"whoami"
 
 
 def attributes(inode: int) -> pyfuse3.EntryAttributes:
-    """Owned by the uid and gid of this process; the size does not count, see direct_io below."""
+    """Return attributes with the uid and gid of this process as owner; the size has no effect, see direct_io below."""
     entry = pyfuse3.EntryAttributes()
     entry.st_ino = inode
     entry.st_mode = stat.S_IFDIR | 0o755 if inode == pyfuse3.ROOT_INODE else stat.S_IFREG | 0o444
@@ -25,8 +25,8 @@ def attributes(inode: int) -> pyfuse3.EntryAttributes:
     return entry
 
 
-class Whoami(pyfuse3.Operations):  # type: ignore[misc]  # a class without types
-    """Each open file is its own content: what it says depends on who opened it."""
+class Whoami(pyfuse3.Operations):  # type: ignore[misc]  # an untyped class
+    """A filesystem in which each open file has its own content, which depends on its opener."""
 
     def __init__(self) -> None:
         super().__init__()

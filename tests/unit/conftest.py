@@ -1,4 +1,4 @@
-"""What the unit tests share: none is failed for the time it takes on a busy machine, or for what others have left."""
+"""Settings of all unit tests: none fails because a busy machine is slow, or because of what other tests left behind."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ settings.load_profile("unit")
 
 @pytest.fixture(autouse=True, scope="module")
 def _nothing_of_other_modules_is_collected() -> None:
-    """Many a test counts descriptors: so what others left is closed before, and what they keep is not searched again.
+    """Close what other modules left open, since many tests count descriptors; exempt what they keep from collection.
 
-    Without the second each `open_descriptors` would take a tenth of a second.
+    Without the exemption, each `open_descriptors` would take a tenth of a second.
     """
     gc.collect()
     gc.freeze()

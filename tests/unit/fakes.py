@@ -1,28 +1,31 @@
-"""What stands for a broker where only its answers matter, for the clock, and for the kernel's table of connections."""
+"""Fakes of the broker, where only its answers matter, of the clock, and of the kernel's table of FUSE connections."""
 
 from __future__ import annotations
 
 import gc
 import os
 import socket
+import sqlite3
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from fusermount3_broker.front.tables.database import Table
 from fusermount3_proxy import client, wire
 
 
 def open_descriptors() -> int:
-    """Return how many descriptors this process has, but for those that tests left to the garbage collector."""
+    """Return the number of descriptors of this process, except those that tests left to the garbage collector."""
     gc.collect()
     return all_descriptors()
 
 
 def all_descriptors() -> int:
-    """Return how many descriptors this process has, also those of which only the garbage collector knows."""
-    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - no iterator that is itself a descriptor
+    """Return the number of descriptors of this process, including those that only the garbage collector knows."""
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - an iterator would itself be a descriptor
 
 
 Answer = Callable[[socket.socket], None]
@@ -34,7 +37,7 @@ class FakeBroker:
     def __init__(self, path: Path, *answers: Answer) -> None:
         self.requests: list[wire.Request] = []
         self.pinned: list[os.stat_result] = []
-        """What the descriptors of the requests referred to."""
+        """The files that the descriptors of the requests referred to."""
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(bytes(path))
         self._listener.listen(8)
@@ -72,7 +75,7 @@ class FakeBroker:
 
 
 class FakeFusectl:
-    """A directory that stands for the root of fusectl."""
+    """A directory in place of the root of fusectl."""
 
     def __init__(self, path: Path) -> None:
         path.mkdir()
@@ -80,7 +83,7 @@ class FakeFusectl:
         self.descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY)
 
     def connect(self, device: int) -> int:
-        """Make a connection; return its inode."""
+        """Add a FUSE connection; return its inode."""
         (self.path / str(device)).mkdir()
         return (self.path / str(device)).stat().st_ino
 
@@ -88,15 +91,29 @@ class FakeFusectl:
         (self.path / str(device)).rmdir()
 
     def reconnect(self, device: int) -> int:
-        """Use the number again, with another inode: the new directory is made before the old one is gone."""
+        """Reuse the number with another inode: the new directory is made before the old one is removed."""
         (self.path / "new").mkdir()
         self.disconnect(device)
         (self.path / "new").rename(self.path / str(device))
         return (self.path / str(device)).stat().st_ino
 
 
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Make SQLite report a full disk for every row; tests/e2e/test_full_disk.py uses a real disk."""
+
+    def finds_no_room(*_: object) -> None:
+        error = sqlite3.OperationalError("database or disk is full")
+        error.sqlite_errorcode = sqlite3.SQLITE_FULL
+        raise error
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Table, "_write_in_transaction", finds_no_room)
+        yield
+
+
 class FakeClock:
-    """Time that passes only by sleeping."""
+    """A clock that only sleeping advances."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
@@ -110,11 +127,11 @@ class FakeClock:
 
 
 def hang_up(_: socket.socket) -> None:
-    """Answer nothing."""
+    """Send no answer; the server then closes the connection."""
 
 
 def nothing_until(given_up: threading.Event) -> Answer:
-    """Answer nothing, and do not hang up, before the event."""
+    """Return an answer that sends nothing, and does not hang up, before the event."""
 
     def answer(_: socket.socket) -> None:
         given_up.wait(10)
@@ -131,7 +148,7 @@ def reply(message: wire.Reply, *descriptors: int) -> Answer:
 
 
 def reply_and_hear(message: wire.Reply, descriptor: int, heard: list[bytes]) -> Answer:
-    """Answer; then append what the caller says, nothing if it hangs up."""
+    """Return an answer that sends the reply, then appends the caller's next record to `heard`, empty if it hangs up."""
 
     def answer(connection: socket.socket) -> None:
         _send(connection, wire.encode_reply(message), [descriptor])

@@ -1,4 +1,4 @@
-"""A front with a real registry and counters, behind which there is no mounter."""
+"""A front with a real registry and counters, but without a mounter."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from broker.config import Configuration
-from broker.front import Front
-from broker.operations import Mounter
-from broker.registry import Device, Mount, MountNamespace, Registry
+from fusermount3_broker.front.context import Front
+from fusermount3_broker.front.model import Device, Mount, MountNamespace
+from fusermount3_broker.front.mounter_client import Mounter
+from fusermount3_broker.front.tables.mount_table import Registry
+from fusermount3_broker.service.configuration import Configuration
 from tests.unit.fakes import FakeFusectl
 
 
 class FrontWithoutMounter:
-    """`front`, what it logged, and the table of connections that stands for the kernel's."""
+    """`front`, its log, and a fake of the kernel's table of FUSE connections."""
 
     def __init__(self, directory: Path) -> None:
         self.fusectl = FakeFusectl(directory / "connections")
@@ -27,7 +28,7 @@ class FrontWithoutMounter:
         self.logged.append(f"{priority} {message}")
 
     def mount(self, number: int, text: str = "/mnt") -> Device:
-        """Record a mount, in which `text` is whatever a caller can choose."""
+        """Record a mount with `text` in every field that a caller can choose."""
         device = Device(number)
         names = {
             "command": text,
@@ -45,7 +46,7 @@ class FrontWithoutMounter:
                 uid=1000,
                 pid=1,
                 mounted_at=1.0,
-                request="1a2b",
+                request_id="1a2b",
                 **cast(Any, names),
             )
         )

@@ -1,9 +1,9 @@
-"""What several tests take for an example."""
+"""Examples that several tests share."""
 
 from __future__ import annotations
 
-from broker.plan import NO_GROUP
-from broker.volumes import Volume
+from fusermount3_broker.front.model import Volume
+from fusermount3_broker.messages.mounter import NO_GROUP
 
 POD = "3f2c8b1e-5f0a-4f4e-9d7e-0d9c1f6a2b3c"
 VOLUME = Volume(

@@ -1,4 +1,4 @@
-"""A cluster for all tests, and one for tests that need their own; and the check that a pod leaves nothing behind."""
+"""A cluster for all tests, one for tests that need their own, and the check that a pod leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def session_cluster(images: Images) -> Iterator[Cluster]:
 
 @pytest.fixture
 def cluster(session_cluster: Cluster) -> Iterator[Cluster]:
-    """A cluster that other tests use, too. After each, its pods must be gone, and what they took of the broker."""
+    """A cluster that tests share. After each test, its pods and all that they held in the broker must be gone."""
     before = session_cluster.kubelet.left()
     with nothing_held(session_cluster.broker):
         yield session_cluster
@@ -53,7 +53,7 @@ def kubelet(cluster: Cluster) -> Kubelet:
 
 @pytest.fixture
 def run_cluster(images: Images) -> Iterator[RunCluster]:
-    """Runs clusters of the test's own, in which parts of the broker may be killed."""
+    """Return a function that runs clusters of the test's own, in which parts of the broker may be killed."""
     clusters: list[Cluster] = []
     with contextlib.ExitStack() as stack:
 

@@ -31,8 +31,9 @@ Container = dict[str, Any]
 
 
 def lab_images() -> Images:
-    """Return the images that these manifests name: they hold FUSE programs of ours and, but for the consumer's, our
-    clients of the broker or ("old") those of meta-fuse-csi-plugin."""
+    """Return the images that these manifests name: they hold our FUSE programs and, except for the consumer's, our
+    clients of the broker or ("old") those of meta-fuse-csi-plugin.
+    """
     busybox = images.image_tag(images.BUSYBOX)
     filesystems = (programs.whoamifs(), programs.hello_ll(), programs.stopfs())
     own = [podman.Volume(each, f"/usr/bin/{each.name}") for each in filesystems]
@@ -44,13 +45,13 @@ def lab_images() -> Images:
 
 
 def clients(program: Path) -> list[podman.Volume]:
-    """Return the names under which an image has a client of the broker."""
+    """Return the volumes that provide an image with a client of the broker, under each of its names."""
     names = ("fusermount3", "fusermount", "fusermount3-proxy", "fuse-starter")
     return [podman.Volume(program, f"/usr/bin/{name}") for name in names]
 
 
 def starter(command: str, *, image: str = "starter", sidecar: bool = False, **fields: object) -> Container:
-    """A container that runs a FUSE program, by a shell. As a sidecar it has started when it has mounted."""
+    """A container that runs a FUSE program in a shell. As a sidecar, it has started once the program has mounted."""
     container = {
         "name": "starter",
         "image": image,
@@ -75,7 +76,7 @@ def serve(program: str = "hello_ll") -> str:
 def consumer(
     name: str = "consumer", *, propagation: str = "HostToContainer", mount: Mapping[str, object] | None = None
 ) -> Container:
-    """A container that has the volume, and does nothing by itself."""
+    """A container that has the volume, and is idle."""
     volume = {"name": VOLUME, "mountPath": DATA, "mountPropagation": propagation, **(mount or {})}
     return {"name": name, "image": "consumer", "command": ["sleep", "infinity"], "volumeMounts": [volume]}
 
@@ -109,7 +110,7 @@ def read(pod: Pod, container: str = "consumer", file: str = "hello", at: str = D
 
 
 def wait_for_volume(pod: Pod, container: str = "consumer", at: str = DATA, seconds: float = 20) -> None:
-    """Return when a container has a FUSE filesystem at that path."""
+    """Wait until a container has a FUSE filesystem at that path."""
     give_up = time.monotonic() + seconds
     while not pod[container].fuse_mounts(at):
         pod.check_loop()
@@ -118,5 +119,5 @@ def wait_for_volume(pod: Pod, container: str = "consumer", at: str = DATA, secon
 
 
 def kill(pod: Pod, container: str = "starter") -> None:
-    """Kill all of a container, as the kernel does when its memory is used up."""
+    """Kill all processes of a container, as the kernel does when its memory is used up."""
     os.kill(pod[container].pid, 9)

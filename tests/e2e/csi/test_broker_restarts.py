@@ -1,4 +1,4 @@
-"""The broker is restarted, upgraded or killed while pods run: live mounts stay, programs that come back are served."""
+"""The broker is restarted, upgraded or killed while pods run: live mounts stay, and restarted programs are served."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def end_at_once(cluster: Cluster) -> None:
 
 
 def end_supervisor(cluster: Cluster) -> None:
-    """Kill the supervisor alone, and start another broker: what is left of the old one is not to be in its way."""
+    """Kill the supervisor alone, and start another broker, which the remains of the old one must not obstruct."""
     cluster.broker.process.kill()
     cluster.broker.process.wait(timeout=20)
     cluster.broker.start()
@@ -60,7 +60,7 @@ def end_supervisor(cluster: Cluster) -> None:
 
 
 def comes_back(running: Pod, restarts: int) -> None:
-    """Kill the program, and see that its next run serves the consumer."""
+    """Kill the program, and check that its next run serves the consumer."""
     kill(running)
     running.wait_until_restarted("starter", restarts)
     wait_until(lambda: running["consumer"].exec(["cat", f"{DATA}/hello"], check=False).stdout == "hello\n", 30)
@@ -108,7 +108,7 @@ def test_a_program_that_starts_while_there_is_no_broker_waits_for_it(cluster: Cl
 
 
 def test_a_pod_may_go_while_there_is_no_broker(cluster: Cluster) -> None:
-    """Kubelet asks again until there is one."""
+    """Kubelet repeats its call until there is a broker."""
     with cluster.kubelet.pod(pod([consumer()], init=[starter(serve(), sidecar=True)])) as running:
         cluster.broker.stop()
         running.stop_containers()
@@ -117,7 +117,7 @@ def test_a_pod_may_go_while_there_is_no_broker(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("timing", TIMINGS)
 def test_a_reboot_leaves_nothing_stale(cluster: Cluster, timing: str) -> None:
-    """After it there are kubelet's directories and the broker's table, but no mount and no process."""
+    """A reboot keeps kubelet's directories and the broker's table, but no mount and no process."""
     spec = pod([starter(serve()), consumer()], attributes={"mountTiming": timing})
     with cluster.kubelet.new_pod(spec) as running, cluster.kubelet.new_pod(spec) as other:
         for each in (running, other):
@@ -130,7 +130,7 @@ def test_a_reboot_leaves_nothing_stale(cluster: Cluster, timing: str) -> None:
         (running.volume_path(EmptyDir(SOCKETS)) / "of the pod").touch()
         cluster.broker.start()
         cluster.wait_until_ready()
-        # Kubelet starts one of the pods again, and takes the other one away.
+        # Kubelet starts one of the pods again, and removes the other.
         other.tear_down()
         running.set_up_volume(running.csi_volume())
         running.start_sandbox()

@@ -1,8 +1,8 @@
-"""Volumes that are mounted before any container starts: who reads them waits for the program, and nobody needs mount
+"""Volumes that are mounted before any container starts: readers wait for the program, and no container needs mount
 propagation.
 
-A container runtime looks at what it mounts, and waits, too; so the program comes first in these pods, and containers
-that use the volume start when it serves.
+A container runtime inspects what it mounts, and so waits, too. Therefore the program comes first in these pods, and the
+containers that use the volume start when it serves.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def eager(command: str, **spec: object) -> Spec:
 
 
 def tell(running: Pod) -> None:
-    """Let the program begin that runs WHEN_TOLD."""
+    """Let the program that runs WHEN_TOLD begin."""
     (running.volume_path(EmptyDir(SOCKETS)) / "go").touch()
 
 
@@ -92,7 +92,7 @@ def test_a_program_that_was_killed_comes_back_for_who_has_the_dead_mount(kubelet
 
 
 def wait_for_content(running: Pod, seconds: float = 20) -> None:
-    """Return when the consumer reads what the program has; it may be told ENOTCONN before, but nothing else."""
+    """Wait until the consumer reads the program's content; until then it may only get ENOTCONN or ECONNABORTED."""
     give_up = time.monotonic() + seconds
     while (said := running["consumer"].exec(["cat", f"{DATA}/hello"], check=False)).stdout != "hello\n":
         assert "Transport endpoint is not connected" in said.stderr or "connection abort" in said.stderr

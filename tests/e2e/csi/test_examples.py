@@ -1,4 +1,4 @@
-"""The manifests of packaging/kubernetes/examples, as they are shipped, with real programs and real servers."""
+"""The manifests of packaging/kubernetes/examples, as shipped, with real programs and real servers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ACCOUNT = {"AWS_ACCESS_KEY_ID": b"somebody", "AWS_SECRET_ACCESS_KEY": b"secret"}
 
 @pytest.fixture(scope="module")
 def example_images() -> Images:
-    """What stands in for the images of the examples: Debian's programs, and the proxy under the names for it."""
+    """The replacements for the images of the examples: Debian's programs, and the proxy under its names."""
     try:
         debian = downloaded(BOOKWORM)
     except NotReachable as error:
@@ -55,13 +55,13 @@ def example_images() -> Images:
 
 @pytest.fixture
 def examples(kubelet: Kubelet, example_images: Images) -> Kubelet:
-    """The kubelet of the cluster, where these images are."""
+    """The kubelet of the cluster, with these images."""
     return Kubelet(kubelet.node, kubelet.driver, kubelet.plugin, example_images)
 
 
 @pytest.fixture
 def ssh() -> Iterator[Path]:
-    """The directory of an sshd that serves files: `hello`, and `reports/first`."""
+    """The directory of an sshd that serves the files `hello` and `reports/first`."""
     with sshd.prepared() as directory:
         export = directory / "export"
         (export / "hello").write_text("hello\n")
@@ -73,14 +73,14 @@ def ssh() -> Iterator[Path]:
 
 
 def secret_for(directory: Path) -> dict[str, bytes]:
-    """Return what the examples want to know of an sshd, as `kubectl create secret` takes it from files."""
+    """Return the data about an sshd that the examples need, as `kubectl create secret` reads them from files."""
     files = sshd.client_files(directory, "server", "/etc/sshfs")
     return {name: content.encode() for name, content in files.items()}
 
 
 @contextlib.contextmanager
 def running(kubelet: Kubelet, name: str, ssh: Path) -> Iterator[Pod]:
-    """The pod of an example, with the server that it is a client of."""
+    """The pod of an example, with the server of which it is a client."""
     spec = manifests.load(EXAMPLES / f"{name}.yaml", {SSH_SECRET: secret_for(ssh), S3_SECRET: ACCOUNT})
     server: Server = partial(sshd.serving, ssh)
     servers = {S3_HOST: s3_for} if name in ("s3fs", "rclone") else {"server": server}

@@ -1,4 +1,4 @@
-"""fuse-starter in a pod: a program that takes a descriptor serves the volume, or nothing is left of the attempt."""
+"""fuse-starter in a pod: a program that takes a descriptor serves the volume, or the attempt leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COMMANDS = {
 
 
 def said(running: Pod, text: str) -> None:
-    """Return when the starter, in whatever container of it, has said so."""
+    """Wait until the starter has logged this text, in any run of its container."""
     give_up = time.monotonic() + 30
     while text not in (logs := running["starter"].logs()):
         assert time.monotonic() < give_up, logs
@@ -66,7 +66,7 @@ def test_what_fails_leaves_the_volume_as_it_was(kubelet: Kubelet, command: str, 
 
 
 def test_a_program_that_the_kernel_refuses_is_followed_by_one_that_serves(kubelet: Kubelet) -> None:
-    """It is known too late: the volume has a dead filesystem until the next program comes."""
+    """The error comes too late: the volume has a dead filesystem until the next program comes."""
     broken = "printf '#!/no/such/interpreter\\n' > /tmp/broken; chmod +x /tmp/broken; fuse-starter /tmp/broken {}"
     command = f"{broken}; echo status $?; until test -e /tmp/go; do sleep 0.1; done; exec fuse-starter hello_ll -f {{}}"
     with kubelet.pod(pod([consumer(), starter(command)])) as running:

@@ -1,5 +1,4 @@
-"""What a pod puts where the broker works: it is not followed, not changed, not removed; and one pod's socket is of no
-use to another."""
+"""What a pod plants where the broker works is not followed, changed or removed; no pod can use another pod's socket."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ pytestmark = pytest.mark.e2e
 
 BIND = "import socket, sys; socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).bind(sys.argv[1])"
 
-#: Shell scripts, run where the socket is to be; $1 is its name, $2 a directory that is none of the pod's business.
+#: Shell scripts, run in the directory where the socket will be; $1 is its name, $2 a directory outside the pod.
 PLANTED = {
     "a symbolic link to a file": 'ln -s "$2/file" "$1"',
     "a symbolic link to nothing": 'ln -s "$2/new" "$1"',
@@ -61,7 +60,7 @@ def plant(script: str, path: Path, outside: Path) -> None:
 
 
 def put_in_place(planted: Path, path: Path) -> bool:
-    """Give what was planted the name of the socket; whether that was done before the broker had made another."""
+    """Give the planted entry the name of the socket; return whether it got it before the broker made another."""
     with contextlib.suppress(FileNotFoundError):
         path.rename(path.with_name("aside"))
     try:
@@ -72,7 +71,7 @@ def put_in_place(planted: Path, path: Path) -> bool:
 
 
 def look(path: Path) -> list[tuple[object, ...]]:
-    """Return all that a change of a file, or of what is in a directory, would change."""
+    """Return all data that a change of a file, or of a directory's content, would alter."""
     found: list[tuple[object, ...]] = []
     for each in [path, *sorted(path.rglob("*"))]:
         status = each.lstat()
@@ -87,7 +86,7 @@ def attributes(path: Path) -> list[str]:
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """A directory that is none of the pod's business."""
+    """A directory outside the pod's control."""
     (tmp_path / "file").write_text("of the host")
     return tmp_path
 
@@ -182,5 +181,5 @@ def test_not_even_root_of_the_node_can_use_the_socket_of_a_pod(cluster: Cluster,
         environment = f"FUSERMOUNT3PROXY_FDPASSING_SOCKPATH={tmp_path}/socket"
         said = cluster.node.run(["env", environment, tmp_path / "fuse-starter", "--", "true", "{}"], check=False)
         assert said.returncode != 0
-        assert "no container of a pod" in said.stderr
+        assert "the broker can't see which pod the caller is in" in said.stderr
         assert [mount for mount in cluster.node.mounts() if mount.is_fuse] == []

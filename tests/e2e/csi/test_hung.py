@@ -1,4 +1,4 @@
-"""FUSE programs that stop answering: kubelet's calls end in time, and the pod goes all the same."""
+"""FUSE programs that stop answering: kubelet's calls end in time, and the pod can still be removed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long]
 IN_TIME = 15
 """Seconds; kubelet waits 120 for a call. The deadline of an operation is 3 here, and there are some in a row."""
 
-#: Options of stopfs; what hangs on it then; whether it answers nothing at all.
+#: Options of stopfs, the command that then hangs on it, and whether stopfs then answers nothing at all.
 HANGS = {
     "getattr": ("silent_at=getattr", "stat .", False),
     "getattr, stopped": ("stop_at=getattr", "stat .", True),
@@ -35,13 +35,13 @@ HANGS = {
 
 
 def hanging(options: str, timing: str) -> Spec:
-    # Not the first process, which can't be stopped from within its pid namespace.
+    # stopfs must not be the first process, which can't be stopped from within its pid namespace.
     return pod([starter(f"stopfs -f -o {options} {OWN_MOUNTPOINT}; true")], attributes={"mountTiming": timing})
 
 
 @contextlib.contextmanager
 def used(running: Pod, use: str) -> Iterator[None]:
-    """Have somebody on the node use the volume as soon as its program has mounted it, and hang on it."""
+    """Have a process on the node use the volume as soon as its program has mounted it, and hang on it."""
     wait_for_volume(running, "starter", OWN_MOUNTPOINT)
     command = running.node.command("sh", "-c", f'cd "$1" && {use}', "sh", running.target())
     user = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -61,7 +61,7 @@ def test_kubelet_is_never_held_up(kubelet: Kubelet, options: str, use: str, answ
         assert condition.abnormal == answers_nothing, condition.message
         running.publish(running.csi_volume())
         running.stop_loop()
-        # Containers are gone before a volume is, but not where one couldn't be killed: the program still runs here.
+        # Containers are gone before a volume is, unless one couldn't be killed: here the program still runs.
         running.kubelet.plugin.unpublish(running.handle(running.csi_volume()), running.target(), IN_TIME)
         assert running.node.mounts(running.target()) == []
         running.stop_containers()
@@ -74,7 +74,7 @@ def test_a_pod_with_a_hung_program_goes(kubelet: Kubelet, timing: str) -> None:
 
 
 def test_a_program_that_is_asked_for_a_part_and_hangs_holds_up_nobody_else(kubelet: Kubelet) -> None:
-    """Its part of the dead filesystem is to be replaced in one container, all of it in another."""
+    """A part of the dead filesystem has to be replaced in one container, all of it in the other."""
     again = f"test -e /sockets/again && stopfs -f -o silent_at=lookup {OWN_MOUNTPOINT}"
     serving = starter(f"{again}; exec whoamifs -f {OWN_MOUNTPOINT}", sidecar=True)
     part = consumer("part", mount={"subPath": "files"})

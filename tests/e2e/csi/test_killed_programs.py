@@ -1,6 +1,6 @@
-"""FUSE programs that are killed under their readers: who reads waits or is told ENOTCONN, and then reads again.
+"""FUSE programs that are killed while they have readers: a read waits or fails with ENOTCONN, and later succeeds again.
 
-Never does a reader see anything else: not the empty directory on which the filesystem is mounted, not the content of
+A reader never sees anything else: neither the empty directory on which the filesystem is mounted, nor the content of
 another filesystem.
 """
 
@@ -22,8 +22,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 KILLS = 20
 READ = f'while :; do read -r line < {DATA}/hello && echo "$line"; sleep 0.01; done > /tmp/seen 2>&1'
-#: What a read may end with. A request that is under way when its connection ends fails with ECONNABORTED
-#: (fs/fuse/dev.c, fuse_abort_conn), in the words of libc "Software caused connection abort".
+#: How a read may end. A request that is under way when its FUSE connection ends fails with ECONNABORTED (fs/fuse/dev.c,
+#: fuse_abort_conn), which libc words as "Software caused connection abort".
 CONTENT = "hello"
 MAY_BE_SAID = re.compile(rf"sh: (can't open {DATA}/hello|read error): ?.*(not connected|connection abort)")
 
@@ -37,18 +37,18 @@ class Reader:
         self._running.start(["sh", "-c", READ])
 
     def result(self) -> Counter[str]:
-        """Return how often it has read what, until now."""
+        """Return how often each result was read so far."""
         return Counter(self._running.exec(["cat", "/tmp/seen"]).stdout.splitlines())
 
 
 def check(seen: Counter[str]) -> None:
-    """Check that a reader has seen the content again and again, and nothing that it should not."""
+    """Check that a reader has seen the content again and again, and nothing that is not allowed."""
     assert seen[CONTENT] > KILLS
     assert [said for said in seen if said != CONTENT and not MAY_BE_SAID.fullmatch(said)] == []
 
 
 def kill_again_and_again(running: Pod, readers: list[Reader]) -> None:
-    """Kill the program, and wait until it serves each reader again; KILLS times."""
+    """Kill the program, and wait until it serves each reader again; do so KILLS times."""
     for restarts in range(1, KILLS + 1):
         kill(running)
         running.wait_until_restarted("starter", restarts)
@@ -62,7 +62,7 @@ def serves(running: Pod, container: str) -> bool:
 
 
 def test_consumers_with_propagation(kubelet: Kubelet) -> None:
-    """One has been there before the first mount, the other came after it; both see each new one."""
+    """One was there before the first mount, the other started after it; both see each new mount."""
     early, late = consumer("early"), consumer("late")
     spec = pod([late], init=[{**early, "restartPolicy": "Always"}, starter(serve(), sidecar=True)])
     with kubelet.pod(spec) as running:
@@ -82,7 +82,7 @@ def test_eager_consumers_without_propagation(kubelet: Kubelet) -> None:
 
 
 def test_consumers_of_a_part_of_the_volume(kubelet: Kubelet) -> None:
-    """Of a subPath, kubelet has made a bind when the container was started: it is of the filesystem that was there."""
+    """For a subPath, kubelet made a bind when it started the container: it is of the filesystem that was there then."""
     part = consumer("part", propagation="None", mount={"subPath": "files"})
     with kubelet.pod(pod([consumer(), part], init=[starter(serve("whoamifs"), sidecar=True)])) as running:
         started = running["part"].pid

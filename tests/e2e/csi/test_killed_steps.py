@@ -1,7 +1,7 @@
-"""Each process of the broker, and all of it, is killed at each step of publish and unpublish: kubelet asks again, and
-in the end everything is there once, or nothing is.
+"""Each process of the broker, and all of it, is killed at each step of publish and unpublish. Kubelet repeats its call,
+and in the end everything exists once, or nothing does.
 
-A step is a system call of the mounter's child; strace holds it there. See test_processes for kills at any moment.
+A step is a system call of the mounter's child, at which strace holds it. See test_processes for kills at any moment.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def test_publish(cluster: Cluster, tmp_path: Path, step: str, part: str) -> None
             wait_until(lambda: f"{step}(" in log.read_text())
             end(cluster, part)
         publishing.result(60)
-        # What another front or mounter makes, or does away with, comes a moment later.
+        # Another front or mounter makes or removes its part a moment later.
         wait_until(lambda: [each.fstype for each in cluster.node.mounts(running.target())] == ["tmpfs", "fuse"])
         sockets = running.volume_path(EmptyDir(SOCKETS))
         wait_until(lambda: [path.name for path in sockets.iterdir()] == [SOCKET])

@@ -1,4 +1,4 @@
-"""Our smallest filesystems on libraries other than libfuse, which start their helper in ways of their own."""
+"""Our smallest filesystems on libraries other than libfuse, which start their helper differently."""
 
 from __future__ import annotations
 

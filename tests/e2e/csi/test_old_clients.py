@@ -1,6 +1,6 @@
-"""Images and manifests that were made for meta-fuse-csi-plugin: they work as they are, and so do new ones beside them.
+"""Images and manifests made for meta-fuse-csi-plugin work unchanged, and so do new ones beside them.
 
-The clients are a stand-in (tests/programs/oldclient.c): the originals can't be had where only packages can.
+The clients are a stand-in (tests/programs/oldclient.c): the originals are not available where only packages are.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ COMMANDS = {
 
 @pytest.fixture(scope="module")
 def old_kubelet(images: Images) -> Iterator[Kubelet]:
-    """The kubelet of a cluster in which the driver has the old one's name."""
+    """The kubelet of a cluster in which the driver has the name of the old one."""
     with Cluster(OLD_DRIVER, images, CONFIGURATION) as cluster:
         settle(cluster.broker)
         yield cluster.kubelet

@@ -1,4 +1,4 @@
-"""Processes of the broker that are killed while volumes are published, and what a pod may say to the socket of one."""
+"""Broker processes are killed while volumes are published, and a pod sends arbitrary data to the socket of a volume."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from typing import TYPE_CHECKING
 import pytest
 import xattr
 
-from broker import marks
-from broker.csi import csi_pb2 as csi
+from fusermount3_broker.csi import csi_pb2 as csi
+from fusermount3_broker.kernel import ownership_marks
 from fusermount3_proxy import wire
 from fusermount3_proxy.wire import VolumeRequest
 from tests.e2e.conftest import wait_until
 from tests.e2e.csi.pods import DRIVER
 from tests.e2e.csi.test_broker_restarts import end_supervisor
 from tests.e2e.hostile import COMMIT, PATIENCE, Client, slow
+from tests.lab import cgroups
 from tests.lab.cluster import Cluster
 from tests.lab.csi import CsiError
 
@@ -40,11 +41,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.e2e
 
 CONFIGURATION = "[deadlines]\noperation = 3\ncommit = 2"
-CGROUPS = Path("/sys/fs/cgroup")
 SOCKET = "fuse-csi-ephemeral.sock"
 VOLUME = wire.encode_request(VolumeRequest(b"subtype=test"))
 
-# Connects in the pod's cgroup, gives the connection away, and lives until that is over.
+# Connects in the pod's cgroup, hands over the connection, and lives until the test is done with it.
 CONNECT = """
 import os, socket, sys
 way, cgroup, directory, kind = sys.argv[1:]
@@ -60,7 +60,7 @@ with socket.socket(fileno=int(way)) as way, socket.socket(socket.AF_UNIX, int(ki
 
 
 class PodClient(Client):
-    """A connection that a process in the pod has made, and that the test has."""
+    """A connection made by a process in the pod and held by the test."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
@@ -68,7 +68,7 @@ class PodClient(Client):
         self.socket.settimeout(PATIENCE)
 
     def take(self, request: bytes = VOLUME) -> int:
-        """Ask for a mount; return the /dev/fuse descriptor. It is not confirmed."""
+        """Request a mount; return the /dev/fuse descriptor. The mount is not confirmed."""
         self.send(request)
         reply = self.reply()
         assert reply is not None
@@ -76,14 +76,14 @@ class PodClient(Client):
         return self.devices[-1]
 
     def commit(self) -> int:
-        """Confirm it; return the descriptor, which is the caller's to close."""
+        """Confirm the mount; return the descriptor, which the caller has to close."""
         self.send(COMMIT)
         assert self.reply() is None
         return self.devices.pop()
 
 
 class Pod:
-    """A pod without containers: kubelet's directories, and a cgroup for whom the test has connect."""
+    """A pod without containers: kubelet's directories, and a cgroup for the processes that connect for the test."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -95,9 +95,7 @@ class Pod:
         for path in (self.sockets, self.target.parent):
             node.seen(path).mkdir(parents=True)
         node.seen(self.sockets).chmod(0o777)
-        hierarchy = CGROUPS if (CGROUPS / "cgroup.procs").exists() else CGROUPS / "pids"
-        self.cgroup = hierarchy / f"kubepods/besteffort/pod{self.uid}"
-        self.cgroup.mkdir(parents=True)
+        self.cgroup = cgroups.make(node.cgroups.pod(self.uid))
 
     def publish(self, **attributes: str) -> None:
         capability = csi.VolumeCapability(
@@ -131,7 +129,7 @@ class Pod:
         assert caller.wait(PATIENCE) == 0
 
     def mount(self) -> int:
-        """Mount on the volume as it should be done; return the /dev/fuse descriptor."""
+        """Mount on the volume in the regular way; return the /dev/fuse descriptor."""
         with self.connected() as client:
             client.take()
             return client.commit()
@@ -165,12 +163,12 @@ def pod(cluster: Cluster) -> Iterator[Pod]:
 
 
 def has_request(device: int) -> bool:
-    """Whether a request waits for the FUSE program: the first one does, until it is read."""
+    """Return whether a request waits for the FUSE program: the first one does, until it is read."""
     return bool(select.select([device], [], [], 0)[0])
 
 
 def kill(cluster: Cluster, process: str) -> None:
-    """Kill a process of the broker's, or all of them, and wait until the broker is as before."""
+    """Kill one process of the broker, or all of them, and wait until the broker has recovered."""
     broker = cluster.broker
     restored = len(broker.records("serving"))
     if process == "broker":
@@ -225,7 +223,7 @@ def test_a_second_program_is_refused_while_one_serves(pod: Pod) -> None:
 
 
 def test_a_socket_that_nobody_has_any_more_is_made_again(pod: Pod) -> None:
-    """As a child of the mounter could leave it that had lived longer than its front."""
+    """A child of the mounter that outlived its front could leave such a socket."""
     pod.publish()
     stale = pod.cluster.node.seen(pod.sockets) / SOCKET
     stale.unlink()
@@ -234,7 +232,7 @@ def test_a_socket_that_nobody_has_any_more_is_made_again(pod: Pod) -> None:
         listener.bind(f"/proc/self/fd/{directory}/{SOCKET}")
     os.close(directory)
     stale.chmod(0o666)
-    xattr.set(stale, marks.MARK, b"1")
+    xattr.set(stale, ownership_marks.MARK, b"1")
     pod.publish()
     os.close(pod.mount())
 
@@ -244,7 +242,7 @@ def test_what_needs_a_volume_is_refused_where_there_is_none(cluster: Cluster) ->
         client.send(VOLUME)
         number, text = client.refused()
     assert number == errno.EOPNOTSUPP
-    assert "no volume's" in text
+    assert "not the socket of a volume" in text
 
 
 def test_a_volume_that_goes_while_a_program_mounts_is_gone(pod: Pod) -> None:
@@ -260,7 +258,7 @@ def test_a_volume_that_goes_while_a_program_mounts_is_gone(pod: Pod) -> None:
 
 
 def test_a_dead_filesystem_stays_at_the_target(cluster: Cluster, pod: Pod) -> None:
-    """Who looks into the volume has an error then, and not what looks like an empty volume."""
+    """A process that reads the volume then gets an error, and does not see an apparently empty volume."""
     cluster.broker.configure(f"dead_mounts_seconds = 1\n{CONFIGURATION}")
     cluster.broker.reload()
     pod.publish()
@@ -270,7 +268,7 @@ def test_a_dead_filesystem_stays_at_the_target(cluster: Cluster, pod: Pod) -> No
     with pytest.raises(OSError, match="Transport endpoint is not connected"):
         next(cluster.node.seen(pod.target).iterdir(), None)
     begun = len(cluster.broker.records())
-    for _ in range(3):  # looks at the mounts
+    for _ in range(3):  # the broker examines the mounts
         time.sleep(1)
         assert pod.filesystems() == [dead]
     assert len(cluster.broker.records()) == begun
@@ -282,7 +280,7 @@ def test_a_dead_filesystem_stays_at_the_target(cluster: Cluster, pod: Pod) -> No
 @pytest.mark.parametrize("timing", ["onConnect", "eager"])
 def test_an_old_client_gets_its_descriptor_without_a_word(pod: Pod, timing: str) -> None:
     pod.publish(oldClients="true", mountTiming=timing)
-    for _ in range(2):  # when its program has ended, it comes again
+    for _ in range(2):  # once its program has ended, the client returns
         with pod.connected(socket.SOCK_STREAM) as client:
             message, (device,), _, _ = socket.recv_fds(client.socket, 1000, 4)
             assert json.loads(message) == {"volumeName": f"csi-{pod.uid}"}
@@ -327,7 +325,7 @@ def test_what_somebody_has_begun_to_serve_is_nobody_elses(pod: Pod) -> None:
 def test_what_nobody_served_is_mounted_again_by_the_next_front(pod: Pod) -> None:
     pod.publish(mountTiming="eager")
     kill(pod.cluster, "front")
-    pod.publish(mountTiming="eager")  # when it is over, the volume is there
+    pod.publish(mountTiming="eager")  # when the call returns, the volume is mounted
     with pod.connected() as client:
         assert has_request(client.take())
         os.close(client.commit())
@@ -341,7 +339,7 @@ def test_a_caller_who_commits_keeps_the_mount_of_a_front_that_was_killed(pod: Po
     broker = pod.cluster.broker
     with pod.connected() as client:
         client.take()
-        wait_until(broker.mounts)  # the front is told after the caller
+        wait_until(broker.mounts)  # the child reports to the front after the caller
         broker.front.kill()
         device = client.commit()
     assert [mount.fstype for mount in pod.filesystems()] == ["fuse.test"]
@@ -375,7 +373,7 @@ def test_volumes_are_served_on_whoever_is_killed(pod: Pod, process: str) -> None
 @pytest.mark.parametrize("milliseconds", [0, 1, 2, 4, 8, 16])
 @pytest.mark.parametrize("call", ["publish", "unpublish"])
 def test_nothing_is_left_whenever_the_broker_is_killed(cluster: Cluster, call: str, milliseconds: int) -> None:
-    """Kubelet makes its call again, or takes the pod away; either is possible after each step."""
+    """Kubelet repeats its call or removes the pod; either is possible after each step."""
     for timing in ("onConnect", "eager"):
         pod = Pod(cluster)
         if call == "unpublish":
@@ -392,7 +390,7 @@ def test_nothing_is_left_whenever_the_broker_is_killed(cluster: Cluster, call: s
 
 
 def _try(pod: Pod, call: str, timing: str) -> None:
-    """Make a call during which the broker may end."""
+    """Make a call during which the broker may be killed."""
     with contextlib.suppress(CsiError):
         if call == "publish":
             pod.publish(mountTiming=timing)
@@ -452,7 +450,7 @@ def test_a_burst_waits_for_a_mounter_that_is_stopped(cluster: Cluster) -> None:
 
 
 def test_kubelet_is_answered_by_the_next_front(pod: Pod) -> None:
-    """The one that it has asked is killed before it answers."""
+    """The front that kubelet called is killed before it answers."""
     front = pod.cluster.broker.front
     front.suspend()
     asking = threading.Thread(target=pod.publish)

@@ -1,5 +1,6 @@
-"""A FUSE program in one container of a pod, and its filesystem in the others: what kubelet and a pod's author can ask
-of a volume."""
+"""A FUSE program in one container of a pod, and its filesystem in the others: what kubelet and the author of a pod can
+request of a volume.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ ONE, TWO = consumer("one"), consumer("two")
 
 
 def volume_of(running: Pod, container: str = "consumer", at: str = DATA) -> Mount:
-    """Return what a container has mounted there, the topmost."""
+    """Return the topmost mount of a container at that path."""
     return running[container].fuse_mounts(at)[-1]
 
 
@@ -212,7 +213,7 @@ def test_a_volume_may_come_before_the_directory_of_its_socket(kubelet: Kubelet) 
 
 
 def test_a_volume_waits_for_the_directory_of_its_socket(kubelet: Kubelet) -> None:
-    """Kubelet makes it at the same time as it calls NodePublishVolume, which need not be made again for that."""
+    """Kubelet makes the directory while it calls NodePublishVolume, and need not repeat the call because of that."""
     with kubelet.new_pod(pod([consumer()])) as running, ThreadPoolExecutor() as beside:
         publishing = beside.submit(running.publish, running.csi_volume())
         time.sleep(0.5)
@@ -254,7 +255,7 @@ def test_the_socket_is_made_again_when_the_pod_removes_it(kubelet: Kubelet) -> N
 
 
 def test_a_socket_with_a_long_name(kubelet: Kubelet) -> None:
-    name = "s" * 64  # with that of kubelet's directory the path is longer than an address may be (unix(7))
+    name = "s" * 64  # together with kubelet's directory, the path is longer than an address may be (unix(7))
     serving = starter(serve())
     serving["env"] = [{"name": "FUSERMOUNT3PROXY_FDPASSING_SOCKPATH", "value": f"/sockets/{name}"}]
     with kubelet.pod(pod([consumer(), serving], attributes={"fdPassingSocketName": name})) as running:

@@ -1,14 +1,14 @@
-"""What is fuzzed: one module each. A target checks an input: it returns, or raises what must not be raised."""
+"""The fuzz targets, one module each. `check` takes an input: it returns, or raises an exception if the input fails."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from tests.fuzz.targets import account, commandline, mountinfo, options, plan, volume, wire
+from tests.fuzz.targets import account, commandline, configuration, mountinfo, options, plan, rows, volume, wire
 
 
 class Target(Protocol):
-    """A module of this package. `WORDS` are what its grammar knows, for the engine to try; `SEEDS` are valid inputs."""
+    """A module of this package. `WORDS` are tokens of its grammar for the engine to try; `SEEDS` are valid inputs."""
 
     WORDS: list[bytes]
     SEEDS: list[bytes]
@@ -19,9 +19,11 @@ class Target(Protocol):
 TARGETS: dict[str, Target] = {
     "account": account,
     "commandline": commandline,
+    "configuration": configuration,
     "mountinfo": mountinfo,
     "options": options,
     "plan": plan,
+    "rows": rows,
     "volume": volume,
     "wire": wire,
 }

@@ -1,8 +1,8 @@
-"""Who pays for a caller: an input is what a container, a service or a user may call the cgroups that it makes."""
+"""The account of a caller: an input is a name that a container, a service or a user may give to cgroups it creates."""
 
 from __future__ import annotations
 
-from broker.limits import account_of, pod_of
+from fusermount3_broker.front.decisions.limits import account_of, pod_of
 
 _ID = b"0123456789abcdef" * 4
 WORDS = [
@@ -12,7 +12,7 @@ WORDS = [
 ]
 SEEDS: list[bytes] = []
 
-#: Below whatever of the payer's own cgroup, and by what uid.
+#: The account's own cgroup, below which it creates cgroups, and the caller's uid.
 _PAYERS = [
     (b"/machine.slice/libpod-%b.scope" % _ID, 0),
     (b"/docker/%b" % _ID, 1000),
@@ -23,8 +23,8 @@ _PAYERS = [
 
 
 def check(data: bytes) -> None:
-    """Whatever it is called, it is the same account, and the same pod or none; and every process has an account."""
-    name = data.replace(b"\n", b"").replace(b"\0", b"")  # which no cgroup has in its name
+    """Check that no name changes the account or the pod, or adds a pod, and that every process has an account."""
+    name = data.replace(b"\n", b"").replace(b"\0", b"")  # no cgroup has these in its name
     for path, uid in _PAYERS:
         account = account_of(b"0::%b\n" % path, uid)
         assert account_of(b"0::%b/%b\n" % (path, name), uid) == account

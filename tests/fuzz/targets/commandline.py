@@ -1,6 +1,6 @@
 """The proxy's command line: an input is the arguments, separated by NUL bytes, as in /proc/PID/cmdline.
 
-What they mean, the C library's getopt_long(3) is asked side by side.
+The C library's getopt_long(3) parses the same arguments for comparison.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ctypes
 from fusermount3_proxy import commandline
 from fusermount3_proxy.commandline import OPTIONS
 from fusermount3_proxy.failure import Failure
-from tests.unit.test_commandline import SHORT, TABLE, libc
+from tests.unit.proxy.test_commandline import SHORT, TABLE, libc
 
 WORDS = [b"\0--" + option.name for option in OPTIONS]
 WORDS += [b"\0-" + option.letter for option in OPTIONS if option.letter] + [b"\0--\0", b"\0-\0"]
@@ -23,7 +23,7 @@ _LETTERS = [option.letter for option in OPTIONS]
 
 
 def check(data: bytes) -> None:
-    """The arguments are refused, or mean what getopt_long(3) says."""
+    """Check that the proxy refuses the arguments, or parses them as getopt_long(3) does."""
     arguments = data.split(b"\0")
     given, operands, complained = _scan_in_c(arguments)
     try:
@@ -48,8 +48,8 @@ def check(data: bytes) -> None:
 def _scan_in_c(arguments: list[bytes]) -> tuple[dict[bytes, bytes], list[bytes], bool]:
     """Return the options with their arguments, the operands, and whether getopt_long(3) complained."""
     argv = (ctypes.c_char_p * (len(arguments) + 2))(b"prog", *arguments, None)
-    _optind.value = 0  # begin anew, in the GNU way
-    _opterr.value = 0  # without a word
+    _optind.value = 0  # restart the scan, as a GNU extension
+    _opterr.value = 0  # print no errors
     given: dict[bytes, bytes] = {}
     try:
         while (code := libc.getopt_long(len(arguments) + 1, argv, SHORT, TABLE, None)) != -1:

@@ -1,5 +1,5 @@
-"""The argument of ``-o``, and what is decided on it: an input is an options string, a NUL byte, and bytes that choose
-who asks, where, and what the broker is told to allow.
+"""The argument of ``-o`` and the decision about it: an input is an options string, a NUL byte, and bytes that choose
+the caller, the mountpoint and the broker's configuration.
 """
 
 from __future__ import annotations
@@ -10,27 +10,34 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any, get_type_hints
 
-from broker import filesystem, mounting, options, plan, policy, records, syscalls
-from broker.config import FILESYSTEMS, Configuration
-from broker.options import MountOptions, Refusal
-from broker.plan import MountFacts, MountPlan
+from fusermount3_broker.front.decisions import policy
+from fusermount3_broker.kernel import syscalls
+from fusermount3_broker.messages import mount_options, mounter, records
+from fusermount3_broker.messages.mount_options import MountOptions
+from fusermount3_broker.messages.mounter import MountFacts, MountPlan
+from fusermount3_broker.messages.refusal import Refusal
+from fusermount3_broker.mounter import filesystem, mounting
+from fusermount3_broker.service.configuration import FILESYSTEMS, Configuration
 from fusermount3_proxy import wire
 from fusermount3_proxy.wire import MountRequest, Reply
 
-_NAMES = [*options._DROPPED, *options._ESCAPED, *options._VALUES]
-WORDS = [b",%b," % word for word in (*options._FLAGS, *options._IGNORED, *options._UNSAFE, *options._PASSED_ON)]
+_NAMES = [*mount_options._DROPPED, *mount_options._ESCAPED, *mount_options._VALUES]
+WORDS = [
+    b",%b," % word
+    for word in (*mount_options._FLAGS, *mount_options._IGNORED, *mount_options._UNSAFE, *mount_options._PASSED_ON)
+]
 WORDS += [b",%b=" % name for name in _NAMES]
 WORDS += [b"large_read", b"blkdev", b"allow_root", b",x-", b"\\,", b"\\\\", b"0x", b"+", b"4294967295", b"4294967296"]
 
 SEEDS: list[bytes] = []
 
-#: The facts of most callers, where they are not 0.
+#: Facts that hold for most callers, where they are not 0.
 _USUAL: dict[str, Any] = {"root_mode": stat.S_IFDIR, "uid": 1000, "gid": 1000, "filesystem": FILESYSTEMS["ext"]}
 _NUMBERS = [
     *(0, 1, 1000, 65534, 2**32 - 1, errno.EACCES, errno.EROFS, *FILESYSTEMS.values()),
     *(stat.S_IFDIR, stat.S_IFREG, stat.S_IFLNK, stat.S_IFSOCK, stat.S_IFCHR),
 ]
-#: What each byte of an input that follows the options chooses from, by the field of the facts that it is for.
+#: By field of the facts: the values from which a byte after the options chooses.
 _CHOICES: dict[str, list[Any]] = {
     name: [False, True]
     if hint is bool
@@ -58,12 +65,12 @@ _MS_POSSIBLE = (
     | syscalls.MS_STRICTATIME
     | syscalls.MS_NOATIME
 )
-#: What a reply may hold beside the texts, and `call` cuts these.
+#: Length to which `call` cuts the text of a refusal, so that a reply has room for the rest.
 _LONGEST_TEXT = 16 * 1024
 
 
 def check(data: bytes) -> None:
-    """A caller gets a refusal that it can read, or a plan that holds what it may have and nothing else."""
+    """Check that a caller gets a readable refusal, or a plan with what it may have and nothing else."""
     text, _, choices = data.partition(b"\0")
     chosen = iter(choices)
     facts = _facts(chosen)
@@ -77,7 +84,7 @@ def check(data: bytes) -> None:
         _check_reply(Reply(b"id", refusal.errno, refusal.text[:_LONGEST_TEXT], refusal.warnings))
         return
     assert wanted.sync_init == request.sync_init
-    assert wanted.request == b"id"
+    assert wanted.request_id == b"id"
     assert not wanted.allow_other or facts.uid == 0 or configuration.user_allow_other
     assert facts.filesystem in configuration.mountpoint_filesystems
     if facts.uid != 0:
@@ -99,16 +106,16 @@ def _check_reply(reply: Reply) -> None:
 
 
 def _check_plan(wanted: MountPlan, facts: MountFacts) -> None:
-    """It is one that the mounter takes, for that caller and that mountpoint."""
+    """Check that the mounter accepts the plan, for that caller and that mountpoint."""
     for name, hint in _PLAN_TYPES.items():
         assert type(getattr(wanted, name)) is hint, name
-    assert plan.load(plan.dump(wanted)) == wanted
-    assert mounting.rests_on(wanted, facts)
+    assert mounter.load(mounter.dump(wanted)) == wanted
+    assert mounting.is_decided_on(wanted, facts)
     assert (wanted.uid, wanted.gid) == (facts.uid, facts.gid)
 
 
 def _check_what_the_kernel_gets(wanted: MountPlan) -> None:
-    """Whether it gets them one by one or in a string, they are parameters that are ours to give, and safe."""
+    """Check that the parameters, passed one by one or in a string, are ours to pass, and safe."""
     parameters = filesystem._parameters(wanted, 4)
     flags = filesystem._flags(wanted)
     assert {name for name, _ in parameters} <= _PARAMETERS
@@ -116,7 +123,7 @@ def _check_what_the_kernel_gets(wanted: MountPlan) -> None:
     assert data.split(b",") == [b"%b=%b" % each for each in parameters] + flags
     given = dict(parameters)
     assert (given[b"fd"], given[b"user_id"], given[b"group_id"]) == (b"4", b"%d" % wanted.uid, b"%d" % wanted.gid)
-    assert options.is_number(given.get(b"max_read", b"0"))
+    assert mount_options.is_number(given.get(b"max_read", b"0"))
     assert wanted.source
     assert filesystem._attributes(wanted) & _ALWAYS == _ALWAYS
     assert filesystem._mount_flags(wanted) & _MS_ALWAYS == _MS_ALWAYS
@@ -124,20 +131,20 @@ def _check_what_the_kernel_gets(wanted: MountPlan) -> None:
 
 
 def _check_read_again(text: bytes) -> None:
-    """What was read, written down as libfuse writes it, is read as the same again."""
+    """Check that the parsed options, written as libfuse writes them, are parsed to the same options again."""
     wanted = _parse(text)
     written = _written(wanted)
-    if b",x-" not in written:  # which is split off before escapes are seen, as in fusermount3
+    if b",x-" not in written:  # split off before escapes are parsed, as in fusermount3
         assert asdict(_parse(written)) == asdict(wanted) | {"warnings": ()}
 
 
 def _parse(text: bytes) -> MountOptions:
-    return options.parse(text, may_allow_other=True, where_allowed=b"", kernel=b"6.18")
+    return mount_options.parse(text, may_allow_other=True, where_allowed=b"", kernel=b"6.18")
 
 
 def _written(wanted: MountOptions) -> bytes:
-    words = {attribute: word for word, (attribute, wished) in options._FLAGS.items() if wished}
-    words |= {attribute: name for name, attribute in options._VALUES.items()}
+    words = {attribute: word for word, (attribute, wished) in mount_options._FLAGS.items() if wished}
+    words |= {attribute: name for name, attribute in mount_options._VALUES.items()}
     items = []
     for attribute, value in asdict(wanted).items():
         name = words.get(attribute, attribute.encode())
@@ -145,5 +152,5 @@ def _written(wanted: MountOptions) -> bytes:
             items.append(name)
         elif isinstance(value, bytes):
             escaped = value.replace(b"\\", b"\\\\").replace(b",", b"\\,")
-            items.append(b"%b=%b" % (name, escaped if name in options._ESCAPED else value))
+            items.append(b"%b=%b" % (name, escaped if name in mount_options._ESCAPED else value))
     return b",".join(items)

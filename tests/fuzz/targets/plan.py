@@ -1,6 +1,6 @@
-"""What the broker's processes tell each other: an input is a record that one takes from another.
+"""The messages between the broker's processes: an input is a record that one process receives from another.
 
-What a record makes its receiver do without asking anybody is done here, too.
+The check also does what a receiver does on a record without asking another process.
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ import os
 from contextlib import suppress
 from typing import Any, get_type_hints
 
-from broker import orders, plan, policy
-from broker.config import Configuration
-from broker.csi import requests
-from broker.csi.desk import volume_of
-from broker.limits import AccountName
-from broker.options import Refusal
-from broker.registry import Device, Mount, MountNamespace
+from fusermount3_broker.front.csi_requests import volume_of
+from fusermount3_broker.front.decisions import policy
+from fusermount3_broker.front.decisions.limits import AccountName
+from fusermount3_broker.front.model import Device, Mount, MountNamespace
+from fusermount3_broker.messages import csi, mounter
+from fusermount3_broker.messages import supervisor as orders
+from fusermount3_broker.messages.refusal import Refusal
+from fusermount3_broker.service.configuration import Configuration
 from fusermount3_proxy.wire import MountRequest, ProtocolError, UnmountRequest
 
-Record = plan.Record | orders.Order | requests.Record
+Record = mounter.Record | orders.Order | csi.Record
 
 _KINDS: tuple[type[Record], ...] = Record.__args__
 _FIELDS = sorted({name for kind in _KINDS for name in kind._fields})
@@ -28,12 +29,12 @@ WORDS += [b"\0%b=" % name.replace("_", "-").encode() for name in _FIELDS] + [b"=
 
 
 def _dump(record: Record) -> bytes:
-    if isinstance(record, plan.Record):
-        return plan.dump(record)
-    return orders.dump(record) if isinstance(record, orders.Order) else requests.dump(record)
+    if isinstance(record, mounter.Record):
+        return mounter.dump(record)
+    return orders.dump(record) if isinstance(record, orders.Order) else csi.dump(record)
 
 
-#: A record of each kind, which the engine is to change.
+#: A record of each kind, for the engine to mutate.
 _VALUES: dict[type, Any] = {int: 7, bool: True, bytes: b"value"}
 SEEDS = [_dump(kind(**{name: _VALUES[hint] for name, hint in get_type_hints(kind).items()})) for kind in _KINDS]
 
@@ -51,13 +52,13 @@ _MOUNT = Mount(
     type="fuse",
     source=b"",
     mounted_at=0.0,
-    request="request",
+    request_id="request",
 )
 
 
 def check(data: bytes) -> None:
-    """The bytes are refused, or are a record whose fields have exactly their types; and who takes it can act on it."""
-    for vocabulary, kinds in ((plan, plan.Record), (orders, orders.Order), (requests, requests.Record)):
+    """Check that the bytes are refused, or are a record of exactly typed fields that its receiver can act on."""
+    for vocabulary, kinds in ((mounter, mounter.Record), (orders, orders.Order), (csi, csi.Record)):
         try:
             record: Record = vocabulary.load(data)
         except ProtocolError:
@@ -76,21 +77,21 @@ def check(data: bytes) -> None:
 def _act_on(record: Record) -> None:
     for name, value in record._asdict().items():
         if name == "seconds":
-            assert value < 2**32  # or alarm(2) would not take it
+            assert value < 2**32  # alarm(2) accepts no more
         if name == "errno" or name.endswith("_errno"):
             os.strerror(value)
         if type(value) is int:
             assert value < 2**64
     with suppress(Refusal):
-        if isinstance(record, plan.MountFacts):
+        if isinstance(record, mounter.MountFacts):
             wanted = policy.decide_mount(b"id", MountRequest(b"/mnt", b""), record, 0, _CONFIGURATION)
-            assert plan.load(plan.dump(wanted)) == wanted
-        if isinstance(record, plan.UnmountFacts):
+            assert mounter.load(mounter.dump(wanted)) == wanted
+        if isinstance(record, mounter.UnmountFacts):
             for only_dead in (False, True):
                 request = UnmountRequest(b"/mnt", b"mnt", only_dead=only_dead)
                 policy.decide_unmount(b"id", request, record, _MOUNT if record.mounted else None)
-        if isinstance(record, requests.Publish):
+        if isinstance(record, csi.Publish):
             wanted = policy.decide_eager_mount(b"id", volume_of(record))
-            assert plan.load(plan.dump(wanted)) == wanted
+            assert mounter.load(mounter.dump(wanted)) == wanted
             assert wanted.read_only or not record.read_only
             assert wanted.allow_other == record.allow_other

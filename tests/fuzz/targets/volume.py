@@ -1,4 +1,4 @@
-"""What kubelet says of a volume that is to be published: an input is a NodePublishVolumeRequest, as it travels."""
+"""kubelet's requests to publish a volume: an input is a serialized NodePublishVolumeRequest."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import re
 
 from google.protobuf.message import DecodeError
 
-from broker import invariants
-from broker.csi import requests, settings, volume
-from broker.csi.csi_pb2 import NodePublishVolumeRequest, VolumeCapability
-from broker.csi.requests import Publish
-from broker.options import MountOptions, parse
+from fusermount3_broker.csi import volume_requests
+from fusermount3_broker.csi.csi_pb2 import NodePublishVolumeRequest, VolumeCapability
+from fusermount3_broker.messages import csi, csi_settings
+from fusermount3_broker.messages.csi import Publish
+from fusermount3_broker.messages.mount_options import MountOptions, parse
+from fusermount3_broker.mounter import invariants
 
-_SETTINGS = settings.check("unix:///csi/csi.sock", "node", "fuse.example.org", "/var/lib/kubelet")
+_SETTINGS = csi_settings.check("unix:///csi/csi.sock", "node", "fuse.example.org", "/var/lib/kubelet")
 _TARGET = "/var/lib/kubelet/pods/0d4f6a2e-7b7a-4b54-9f5e-3f9fd3a1a111/volumes/kubernetes.io~csi/data/mount"
 _LONGEST_TEXT = 2048
 
 WORDS = [
-    *(name.encode() for name in volume.ATTRIBUTES),
+    *(name.encode() for name in volume_requests.ATTRIBUTES),
     *(b"csi.storage.k8s.io/pod.uid", b"csi.storage.k8s.io/", b"/var/lib/kubelet/", b"pods/", b"/volumes/", b"../"),
     *(b"true", b"false", b"eager", b"onConnect", b"ro", b"fuse.", b"4294967295"),
 ]
@@ -39,25 +40,25 @@ SEEDS = [
 
 
 def check(data: bytes) -> None:
-    """kubelet gets a refusal that an event can tell, or the front is asked for what can only be that pod's."""
+    """Check that kubelet gets a refusal that fits an event, or the front a request that only concerns that pod."""
     try:
         request = NodePublishVolumeRequest.FromString(data)
     except DecodeError:
         return
     try:
-        published = volume.publish(request, _SETTINGS)
-    except volume.Refusal as refusal:
-        assert refusal.code == requests.INVALID_ARGUMENT
+        published = volume_requests.publish(request, _SETTINGS)
+    except volume_requests.Refusal as refusal:
+        assert refusal.code == csi.INVALID_ARGUMENT
         assert refusal.text.isprintable()
         assert 0 < len(refusal.text) <= _LONGEST_TEXT
         return
-    assert requests.load(requests.dump(published)) == published
+    assert csi.load(csi.dump(published)) == published
     _check_places(published)
     assert published.read_only or not (request.readonly or _options(published).read_only)
 
 
 def _check_places(published: Publish) -> None:
-    """They are beneath kubelet's directory, and the socket is in the pod's own."""
+    """Check that the paths are beneath kubelet's directory, and the socket is in the pod's own directory."""
     assert re.fullmatch(rb"[0-9a-zA-Z][-0-9a-zA-Z]*", published.pod)
     assert published.directory.startswith(b"pods/%b/volumes/kubernetes.io~empty-dir/" % published.pod)
     target = published.target

@@ -18,12 +18,12 @@ _FIELDS = [
 WORDS = [b"\0" + field + b"=" for field in _FIELDS] + [b"1-1", b"=1\0", b"=0\0", *wire._REQUESTS]
 SEEDS: list[bytes] = []
 
-#: What a message may grow by when it is encoded again: the defaults of fields that were left out.
+#: Bytes by which a message may grow when it is encoded again: the defaults of omitted fields.
 _DEFAULTS = 64
 
 
 def check(data: bytes) -> None:
-    """Whatever is decoded says the same when it is encoded and decoded again; the rest is a ProtocolError."""
+    """Check that a decoded message survives encoding and decoding, and that all other input raises ProtocolError."""
     fields = _decoded(wire.unpack, data)
     if fields is not None:
         assert wire.pack(fields) == data
@@ -38,7 +38,7 @@ def check(data: bytes) -> None:
 
 
 def _decoded(decode: Callable[[bytes], T], data: bytes) -> T | None:
-    """Return what is in the record; None if it is refused, in words that can be told to the peer."""
+    """Return the decoded record; None if it is refused, with a text that can be sent to the peer."""
     try:
         return decode(data)
     except ProtocolError as error:
@@ -57,7 +57,7 @@ def _check_same(one: Request | Reply, other: Request | Reply) -> None:
 
 
 def _check_descriptors(data: bytes) -> None:
-    """The bytes as what recvmsg(2) delivered beside a record."""
+    """Check the bytes as ancillary data that recvmsg(2) delivers with a record."""
     found = wire.descriptors([(SOL_SOCKET, SCM_RIGHTS, data), (SOL_SOCKET, SCM_RIGHTS + 1, data)])
     assert len(found) == len(data) // 4
     assert all(0 <= each < 2**32 for each in found)

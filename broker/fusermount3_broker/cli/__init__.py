@@ -1,0 +1,8 @@
+"""The commands of ``fusermount3-broker``, as an administrator types them.
+
+They run with the rights of the user who types them; those that query a running broker need access to its control
+socket, which only root has. They trust no answer of the broker: its front may be compromised.
+
+Read `main` first: `serve` and `csi` end there in the supervisor, `device-plugin` in the device plugin. Then
+`control_client` (a query to the running broker), `top` and its `rates`, and `formatting` (what may reach a terminal).
+"""

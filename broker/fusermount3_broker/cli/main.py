@@ -1,0 +1,386 @@
+"""``fusermount3-broker``: the commands an administrator types.
+
+A running broker's answers may come from an attacker who controls its front, or quote callers. They are printed by
+`_say`, `_Failure`, or as cells that are `visible`, and in no other way.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fusermount3_broker.cli import formatting, rates
+from fusermount3_broker.injection.cdi import DEFAULT_PROXY
+from fusermount3_broker.service import configuration, configuration_file
+from fusermount3_proxy import __version__
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fusermount3_broker.messages.csi_settings import Csi
+
+#: The driver's name in Kubernetes, unless it takes another's place.
+DRIVER_NAME = "csi.fusermount3-proxy.dev"
+
+_CONFIG = click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path),
+    help=f"Configuration file; default {configuration_file.DEFAULT_PATH}, if it exists.",
+)
+_SOCKETS = click.option(
+    "--socket",
+    "socket_paths",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Listen here instead of where the configuration says; may be repeated.",
+)
+_PROXY = click.option(
+    "--proxy",
+    type=click.Path(path_type=Path),
+    default=DEFAULT_PROXY,
+    show_default=True,
+    help="The static executable on the host.",
+)
+_BROKER_SOCKET = click.option(
+    "--socket",
+    type=click.Path(path_type=Path),
+    default=configuration.Socket.path,
+    show_default=True,
+    help="The broker's socket on the host; containers see the directory it is in.",
+)
+_DEVICE_NODE = click.option(
+    "--device-node",
+    is_flag=True,
+    help="Give containers the real /dev/fuse, which clone_fd needs, and not a stand-in that can only be opened.",
+)
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+
+
+class _Failure(click.ClickException):
+    """The command fails; the message may quote untrusted text."""
+
+    def format_message(self) -> str:
+        return formatting.visible(self.message)
+
+
+def _say(text: str) -> None:
+    """Print a line, which may quote untrusted text."""
+    click.echo(formatting.visible(text))
+
+
+def _say_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=2))  # in ASCII, with all other characters escaped
+
+
+@contextmanager
+def _understanding() -> Iterator[None]:
+    """Fail if the broker's answer does not have the expected structure."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        raise _Failure("the broker's answer is malformed") from None
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+def main() -> None:
+    """Mount FUSE filesystems for containers that must not mount by themselves."""
+    # gRPC reads this when it is imported, here or in a plugin's process. Its messages are not records of the log.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+
+@main.command()
+@_CONFIG
+@_SOCKETS
+def serve(config_path: Path | None, socket_paths: tuple[Path, ...]) -> None:
+    """Run the broker, in the foreground."""
+    _serve(config_path, socket_paths)
+
+
+@main.command()
+@click.option("--endpoint", required=True, metavar="unix://PATH", help="The socket on which kubelet calls the plugin.")
+@click.option("--node-id", required=True, metavar="NAME", help="The name of this node.")
+@click.option("--driver-name", default=DRIVER_NAME, show_default=True, metavar="NAME", help="The name of the driver.")
+@click.option(
+    "--kubelet-dir",
+    default=Path("/var/lib/kubelet"),
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="kubelet's directory with the volumes of pods.",
+)
+@_CONFIG
+@_SOCKETS
+def csi(
+    endpoint: str,
+    node_id: str,
+    driver_name: str,
+    kubelet_dir: Path,
+    config_path: Path | None,
+    socket_paths: tuple[Path, ...],
+) -> None:
+    """Run the broker as `serve` does, and the CSI node plugin, which publishes volumes for kubelet."""
+    from fusermount3_broker.messages import csi_settings
+
+    try:
+        csi_settings.check(endpoint, node_id, driver_name, str(kubelet_dir))
+    except csi_settings.SettingsError as error:
+        raise _Failure(str(error)) from None
+    _serve(config_path, socket_paths, csi_settings.Csi(endpoint, node_id, driver_name, kubelet_dir))
+
+
+def _serve(config_path: Path | None, socket_paths: tuple[Path, ...], csi: "Csi | None" = None) -> None:
+    from fusermount3_broker.supervisor import daemon
+
+    try:
+        daemon.serve(config_path, socket_paths, csi)
+    except (daemon.StartError, configuration_file.ConfigurationError) as error:
+        raise _Failure(str(error)) from None
+
+
+@main.command("check-config")
+@click.argument("file", type=click.Path(path_type=Path), default=configuration_file.DEFAULT_PATH)
+def check_config(file: Path) -> None:
+    """Check FILE as `serve` would read it."""
+    _load(file)
+    _say(f"{file}: good")
+
+
+@main.command()
+@_CONFIG
+@_JSON
+def status(config_path: Path | None, as_json: bool) -> None:
+    """Show the state of the running broker."""
+    answer = _ask(config_path, "status")
+    with _understanding():
+        _say_json(answer) if as_json else _print_status(answer)
+
+
+def _print_status(answer: dict[str, Any]) -> None:
+    _say(f"version        {answer['version']}")
+    _say(f"configuration  {answer['configuration']}")
+    _say(f"kernel         {answer['kernel']['release']}")
+    for each in answer["kernel"]["lacks"]:
+        _say(f"lacks          {each['name']} (Linux {each['since']}): {each['otherwise']}")
+    _say(f"up             {formatting.duration(answer['uptime_seconds'])}")
+    _say(f"mounts         {', '.join(f'{count} {state}' for state, count in answer['mount_states'].items())}")
+    if "plugin" in answer:
+        _say(f"volumes        {answer['volumes']} published")
+    for state in answer.get("tables", {}).values():
+        if state != "ok":
+            _say(f"table          {state}")
+    for name in ("supervisor", "front", "mounter", "plugin"):
+        process = answer.get(name)
+        if process is None:
+            continue
+        _say(f"{name:14} pid {process['pid']}, {formatting.mebibytes(process['rss_bytes'])}")
+    _say(f"descriptors    {answer['front']['open_descriptors']} of the front")
+    _say(f"restarts       {answer['mounter']['restarts']} of the mounter")
+    if "plugin" in answer:
+        _say(f"               {answer['plugin']['restarts']} of the plugin")
+    _say(f"children       {', '.join(f'{count} {state}' for state, count in answer['children'].items())}")
+    for result, count in sorted(answer["requests"].items()):
+        _say(f"{result + ':':24} {count}")
+    for operation, histogram in sorted(answer["latency"].items()):
+        p50, p99 = (formatting.latency(rates.quantile(histogram["buckets"], part)) for part in (0.5, 0.99))
+        _say(f"{operation + ' takes:':24} p50 {p50}, p99 {p99}")
+    for limit, count in sorted(answer["limits_hit"].items()):
+        _say(f"{limit + ' hit:':24} {count}")
+
+
+@main.command()
+@_CONFIG
+def health(config_path: Path | None) -> None:
+    """Check whether the running broker can serve a caller now; exit with status 1 if not."""
+    answer = _ask(config_path, "health")
+    with _understanding():
+        problem = str(answer["problem"])
+    if problem:
+        raise _Failure(problem)
+    _say("ok")
+
+
+@main.command()
+@_CONFIG
+@click.option("--once", is_flag=True, help="Print one sample and exit, as if the output is not a terminal.")
+def top(config_path: Path | None, once: bool) -> None:
+    """Show the running broker's mounts, rates and latencies each second, until q is pressed."""
+    from fusermount3_broker.cli import control_client
+    from fusermount3_broker.cli import top as display
+
+    at = _load(config_path).control_socket
+    console = _console()
+
+    def ask() -> display.Sample:
+        return display.Sample(control_client.ask(at, "status"), control_client.ask(at, "mounts"))
+
+    try:
+        with _understanding():
+            (display.once if once or not console.is_terminal else display.live)(ask, console)
+    except control_client.NotRunning as error:
+        raise _Failure(str(error)) from None
+
+
+@main.command()
+@_CONFIG
+@_JSON
+def mounts(config_path: Path | None, as_json: bool) -> None:
+    """List the filesystems mounted through the running broker.
+
+    STATE is live; dead, when no process serves the filesystem any more; or hung, when requests wait for its program and
+    their number has not moved for some time, see hung_seconds in the configuration.
+    """
+    answer = _ask(config_path, "mounts")
+    with _understanding():
+        _say_json(answer) if as_json else _print_table(answer)
+
+
+@main.command()
+@_CONFIG
+@click.argument("id")
+def abort(config_path: Path | None, id: str) -> None:  # the name in the help
+    """Abort the FUSE connection of the mount with the request ID that `mounts` shows; a unique prefix is enough.
+
+    Processes that wait for its FUSE program get an error, and data that was not written back is lost. Then the mount
+    is dead, and the broker removes it like all dead mounts.
+    """
+    answer = _ask(config_path, f"abort {id}")
+    with _understanding():
+        if "error" in answer:
+            raise _Failure(str(answer["error"]))
+        _say(f"aborted {answer['request_id']}: {answer['mountpoint']}, {answer['type']}")
+
+
+@main.command("device-plugin")
+@click.option(
+    "--kubelet-dir",
+    type=click.Path(path_type=Path),
+    default=Path("/var/lib/kubelet"),
+    show_default=True,
+    help="kubelet's directory, with device-plugins/ in it.",
+)
+@click.option("--resource", default="fusermount3-proxy.dev/fuse", show_default=True, help="What pods ask for.")
+@click.option(
+    "--count",
+    type=click.IntRange(min=1, max=100_000),
+    default=1000,
+    show_default=True,
+    help="How many containers of the node may have it at the same time.",
+)
+@click.option("--cdi", "by_cdi", is_flag=True, help="Tell kubelet (1.28 or later) only the name of the CDI device.")
+@_PROXY
+@_BROKER_SOCKET
+@_DEVICE_NODE
+def device_plugin(
+    kubelet_dir: Path, resource: str, count: int, by_cdi: bool, proxy: Path, socket: Path, device_node: bool
+) -> None:
+    """Run kubelet's device plugin, in the foreground: it gives the proxy and the socket to containers that ask for it.
+
+    A container asks by `resources: {limits: {fusermount3-proxy.dev/fuse: 1}}`. The paths are those of the node. With
+    --cdi, the node's container runtime must know the device, see `cdi generate`.
+    """
+    from fusermount3_broker.injection import device_plugin as plugin
+    from fusermount3_broker.service import grpc_server
+
+    try:
+        settings = plugin.settings(
+            kubelet_dir / "device-plugins", resource, count, proxy, socket, device_node=device_node, by_cdi=by_cdi
+        )
+    except plugin.PluginError as error:
+        raise _Failure(str(error)) from None
+
+    def serve() -> int:
+        try:
+            plugin.serve(settings)
+        except plugin.PluginError as error:
+            _Failure(str(error)).show()
+            return 1
+        return 0
+
+    grpc_server.run(serve)
+
+
+@main.group()
+def cdi() -> None:
+    """Have container engines give containers the proxy and the socket (Container Device Interface)."""
+
+
+@cdi.command()
+@click.option("--output", type=click.Path(path_type=Path), help="Write the file, for example /etc/cdi/NAME.json.")
+@_PROXY
+@_BROKER_SOCKET
+@_DEVICE_NODE
+def generate(output: Path | None, proxy: Path, socket: Path, device_node: bool) -> None:
+    """Print the specification of the device fusermount3-proxy.dev/fuse=on.
+
+    With such a file in /etc/cdi, `podman run --device fusermount3-proxy.dev/fuse=on IMAGE` lets FUSE programs of any
+    image mount through the broker.
+    """
+    from fusermount3_broker.injection import cdi
+
+    try:
+        text = cdi.specification_for(proxy, socket, device_node=device_node)
+        if output is None:
+            click.echo(text, nl=False)
+            return
+        output.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = output.with_name(f"{output.name}.new")  # engines read files that end in .json or .yaml
+        unfinished.write_text(text)
+        unfinished.replace(output)
+    except (cdi.InjectionError, OSError) as error:
+        raise _Failure(str(error)) from None
+
+
+#: A table of more rows is not fitted to the width of the terminal, which takes long.
+_MOST_FITTED = 200
+
+
+def _print_table(rows: list[dict[str, Any]]) -> None:
+    headings = ("REQUEST", "STATE", "MOUNTPOINT", "TYPE", "SOURCE", "UID", "PID", "COMMAND", "CONTAINER", "SINCE")
+    lines = []
+    for row in rows:
+        since = formatting.moment(row["mounted_at"])
+        cells = [row["request_id"], row["state"], row["mountpoint"] or row["volume"], row["type"], row["source"]]
+        cells += [str(row["uid"]), str(row["pid"]), row["command"], row["container"][:24], since]
+        lines.append([formatting.visible(cell) for cell in cells])
+    if len(lines) > _MOST_FITTED:
+        click.echo(formatting.columns([list(headings), *lines]))
+        return
+
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    for line in lines:
+        table.add_row(*line)
+    _console().print(table)
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = 100_000  # a program reads lines, not a screen
+    return console
+
+
+def _load(path: Path | None) -> configuration.Configuration:
+    try:
+        return configuration_file.load(path)
+    except configuration_file.ConfigurationError as error:
+        raise _Failure(str(error)) from None
+
+
+def _ask(config_path: Path | None, command: str) -> Any:
+    from fusermount3_broker.cli import control_client
+
+    try:
+        return control_client.ask(_load(config_path).control_socket, command)
+    except control_client.NotRunning as error:
+        raise _Failure(str(error)) from None

@@ -1,0 +1,460 @@
+"""One call, from the request to the reply: identify the caller, read the request, decide, carry it out, confirm.
+
+Each `Call` has its own socket connection and task. The mounter does everything that might touch a caller's filesystem
+(`mounter_client`); `policy` makes all decisions. When a call ends, for whatever reason, everything that it holds
+(descriptors, the conversation with the mounter) is closed, which undoes a mount that was not committed.
+"""
+
+import asyncio
+import os
+import secrets
+import stat
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from errno import EBADMSG, EIO, EOPNOTSUPP, ETIMEDOUT
+from functools import partial
+
+from fusermount3_broker.front import hung_connections
+from fusermount3_broker.front.context import Front
+from fusermount3_broker.front.decisions import policy
+from fusermount3_broker.front.decisions.limits import GONE, Account, LimitReached, check_mounts, too_many_operations
+from fusermount3_broker.front.failure_texts import explained
+from fusermount3_broker.front.model import Device, Mount, MountNamespace
+from fusermount3_broker.front.mounter_client import (
+    MounterFailed,
+    Operation,
+    OperationEnded,
+    OperationFailed,
+    OperationRefused,
+)
+from fusermount3_broker.front.peer import Peer, command_of, identify
+from fusermount3_broker.front.slots import Slots
+from fusermount3_broker.front.tables.database import NotWritten
+from fusermount3_broker.front.tables.mount_table import filesystem_type
+from fusermount3_broker.messages.mounter import (
+    Ask,
+    Attach,
+    HandedOver,
+    Keep,
+    Kept,
+    Made,
+    Mounted,
+    MountFacts,
+    MountPlan,
+    Proceed,
+    Record,
+    RolledBack,
+    StartMount,
+    StartUnmount,
+    StartVolumeMount,
+    Told,
+    Unmounted,
+    UnmountFacts,
+)
+from fusermount3_broker.messages.refusal import Refusal
+from fusermount3_broker.service import log
+from fusermount3_broker.service.channel import Channel, HungUp
+from fusermount3_proxy import wire
+from fusermount3_proxy.wire import (
+    CommitRequest,
+    MountRequest,
+    ProceedRequest,
+    ProtocolError,
+    Reply,
+    UnmountRequest,
+    VolumeRequest,
+)
+
+#: The longest refusal text that is sent: a refusal may quote as much as a whole message, and a reply has to hold it.
+_LONGEST_TEXT = 16 * 1024
+#: From linux/limits.h: the mountpoint in a request may be longer than any path.
+_PATH_MAX = 4096
+
+
+class Call:
+    """A call, and all that is known of it so far. `id` is the request ID in the log and in messages to the user.
+
+    This class mounts at the caller's own mountpoint; `volume_call` contains the differences for calls on the socket of
+    a volume.
+    """
+
+    def __init__(self, front: Front, channel: Channel) -> None:
+        self.id = secrets.token_hex(4)
+        self.held = ExitStack()
+        self._front = front
+        self._channel = channel
+        self._begun = time.monotonic()
+        self._name = "request"
+        self._operation: Operation | None = None
+        self._account_name = GONE
+        #: To be called when the socket connection is closed: until then it counts against the account.
+        self._leave: Callable[[], None] = lambda: None
+        self._caller: tuple[Peer, Account]
+        self._known: dict[str, log.Value] = {}
+        self._command = ""
+        self._warnings: tuple[bytes, ...] = ()
+
+    def enter(self) -> None:
+        """Identify the caller and charge the call to its account.
+
+        Does no more than necessary, because very many callers may be waiting. Raises Refusal, PeerGone.
+        """
+        try:
+            peer = identify(self._channel.socket, self._front.open_proc, self._front.subordinates)
+        except OSError as error:  # no descriptors left, for example
+            raise Refusal(error.errno or EIO, f"the broker can't identify its caller: {error}".encode()) from None
+        self.held.callback(os.close, peer.pidfd)
+        self._account_name = peer.account
+        accounts = self._front.accounts
+        account = accounts.enter(peer.account, self._front.configuration, self._begun)
+        self._leave = partial(accounts.leave, account)
+        self._caller = peer, account
+        self._pause = account.pause(self._front.configuration, self._begun)
+
+    async def wait_for_turn(self) -> None:
+        """Pause if the account has made many requests just now, so that other accounts don't suffer."""
+        if self._pause:
+            await asyncio.sleep(self._pause)
+
+    async def serve(self) -> None:
+        """Receive the request and carry it out. Raises Refusal, ProtocolError, MounterFailed, HungUp."""
+        peer, account = self._caller
+        self._known |= {"caller_uid": peer.uid, "caller_gid": peer.gid, "caller_pid": peer.pid}
+        self._known["caller_container"] = peer.container
+        request = await self._read_request()
+        self._name = request.OPERATION
+        self._known["mountpoint"] = request.mountpoint
+        if isinstance(request, UnmountRequest):
+            await self._unmount(peer, request)
+        else:
+            self._known["options"] = request.options
+            await self._mount(peer, account, request)
+
+    async def _read_request(self) -> MountRequest | VolumeRequest | UnmountRequest:
+        """Return the request. It stays in the socket, for the mounter's child to take with its descriptors."""
+        try:
+            async with asyncio.timeout(self._front.configuration.deadlines.request):
+                data, _ = await self._channel.peek()
+        except TimeoutError:
+            raise Refusal(ETIMEDOUT, b"no request came in time") from None
+        request = wire.decode_request(data)
+        if not isinstance(request, MountRequest | VolumeRequest | UnmountRequest):
+            raise ProtocolError(EBADMSG, f"'{request.OPERATION}' before a mount")
+        return request
+
+    async def _begin(
+        self, peer: Peer, start: StartMount | StartVolumeMount | StartUnmount, *descriptors: int
+    ) -> Operation:
+        """Start an operation of the mounter as soon as a slot is free; it ends with the call at the latest.
+
+        Raises MounterFailed, LimitReached.
+        """
+        slots = self._front.slots
+        await self._take_slot(slots)
+        try:
+            self._operation = await self._front.mounter.begin(
+                start, [self._channel.socket.fileno(), peer.pidfd, *descriptors]
+            )
+        except BaseException:
+            slots.give_back(peer.account)
+            raise
+        self.held.callback(self._give_back_slot, self._operation)
+        return self._operation
+
+    def _give_back_slot(self, operation: Operation) -> None:
+        """Give back the operation's slot when its child has ended; `hung_connections` unblocks a child that hangs."""
+        self._front.slots.give_back_after(self._account_name, operation, hung_connections.ended(self._front, operation))
+
+    async def _take_slot(self, slots: Slots) -> None:
+        """Take a slot for the caller's account. Raises LimitReached, before the caller gives up."""
+        configuration = self._front.configuration
+        try:
+            await slots.take(self._account_name, 2 * configuration.deadlines.operation)
+        except TimeoutError:
+            raise too_many_operations(self._account_name, configuration) from None
+
+    def _describe(self, peer: Peer) -> None:
+        """Look up the caller's command name for the log. This takes a while, so call it while the mounter works."""
+        self._known["caller_command"] = self._command = command_of(peer.pid, self._front.open_proc)
+
+    # Mounting --------------------------------------------------------------------------------------------------
+
+    async def _mount(self, peer: Peer, account: Account, request: MountRequest | VolumeRequest) -> None:
+        """Mount in the caller's namespaces, and keep the mount once the FUSE program has the descriptor."""
+        counted = self._count_mount(account)
+        if request.sync_init:
+            await self._take_slot(self._front.long_slots)
+            self.held.callback(self._front.long_slots.give_back, account.name)
+        operation = await self._begin_mount(peer, request)
+        with explained(b"mount failed", request):
+            plan, said = await self._agree(peer, request, operation, counted)
+            if isinstance(said, HandedOver):
+                said = await self._proceed(operation)
+            if not isinstance(said, Made):
+                raise OperationEnded
+            self._front.tell_hidden_pids(said.pids, peer.container)
+            mount = self._record(peer, request, plan, said)
+            self._write_down(mount)
+            counted.close()
+            await self._attach(operation, mount)
+        if request.sync_init:
+            self._send(Reply(self.id.encode()))
+        if await self._committed():
+            operation.say(Keep())  # even a killed child leaves the mount: it can't undo it
+            # The mount is kept even if the broker stops now.
+            with suppress(OperationEnded, OperationFailed, OperationRefused, asyncio.CancelledError):
+                await operation.expect(Kept)
+            self.decided(log.INFO, "mounted", device=mount.device, type=mount.type, source=mount.source)
+        elif await self._undo(operation, mount):
+            self._not_mounted(mount)
+            self.decided(log.NOTICE, "rolled back: the caller did not take the mount")
+        else:  # the mount stays in the registry, so that its owner can unmount it
+            self.decided(log.WARNING, "not rolled back: it is covered, or its guardian was killed", device=mount.device)
+
+    async def _begin_mount(self, peer: Peer, request: MountRequest | VolumeRequest) -> Operation:
+        """Start the mount operation of the mounter. Raises Refusal, MounterFailed."""
+        if isinstance(request, VolumeRequest):
+            raise Refusal(EOPNOTSUPP, b"this is not the socket of a volume: a mountpoint is required")
+        deadlines = self._front.configuration.deadlines
+        return await self._begin(peer, StartMount(deadlines.operation, deadlines.commit))
+
+    def _decide(self, request: MountRequest | VolumeRequest, facts: MountFacts, live_mounts: int) -> MountPlan:
+        """Return the plan for the request. Raises Refusal."""
+        assert isinstance(request, MountRequest)
+        return policy.decide_mount(self.id.encode(), request, facts, live_mounts, self._front.configuration)
+
+    def _write_down(self, mount: Mount) -> None:
+        """Record the mount before it is attached, so that it is known whichever process is killed. Raises Refusal."""
+        try:
+            self._front.registry.add(mount)
+        except NotWritten as error:
+            raise Refusal(error.errno, b"mount failed: %b" % error.text.encode()) from None
+
+    async def _attach(self, operation: Operation, mount: Mount) -> None:
+        """Have the child attach the recorded mount. Raises HungUp, and the errors of `operation`."""
+        operation.say(Attach())
+        try:
+            said = await operation.hear()
+        except (OperationEnded, OperationFailed, OperationRefused):
+            self._not_mounted(mount)
+            raise
+        if isinstance(said, RolledBack):  # the caller has gone away meanwhile
+            self._not_mounted(mount)
+            raise HungUp
+        if not isinstance(said, Mounted):
+            raise OperationEnded
+
+    def _not_mounted(self, mount: Mount) -> None:
+        """Forget a mount that was not kept, unless it still exists."""
+        self._front.registry.find(mount.device)  # drops its record if the mount is gone
+
+    async def _undo(self, operation: Operation, mount: Mount) -> bool:
+        """Undo the mount. Return whether the child has unmounted it."""
+        async with hung_connections.aborted_if_hung(self._front, mount):
+            return await operation.undo()
+
+    def _count_mount(self, account: Account) -> ExitStack:
+        """Count a mount before it exists, until the returned stack is closed. Raises LimitReached."""
+        most = self._front.configuration.limits.mounts
+        limit = most - account.mounting if most else -1  # never reached, so the registry doesn't check each mount
+        live = self._front.registry.count(account.name, limit) + account.mounting
+        check_mounts(account, live, self._front.configuration)
+        account.mounting += 1
+        self._front.mounting += 1
+        counted = self.held.enter_context(ExitStack())
+        counted.callback(self._front.ends_mounting, account)
+        return counted
+
+    async def _agree(
+        self, peer: Peer, request: MountRequest | VolumeRequest, operation: Operation, counted: ExitStack
+    ) -> tuple[MountPlan, Record]:
+        """Agree on a plan with the mounter's child. Return the plan, and the child's next record once it has begun.
+
+        Until `counted` is closed, the mount counts for its namespace, once that is known. Raises Refusal and the errors
+        of `operation`.
+        """
+        guess = self._guess(peer, request)
+        guessed = counted.enter_context(ExitStack())
+        if guess:
+            self._front.guessing += 1
+            guessed.callback(self._front.ends_guessing)
+            self._warnings = tuple(guess.warnings.splitlines())
+        operation.say(guess or Ask())
+        self._describe(peer)
+        said = await operation.hear()
+        if guess and not isinstance(said, MountFacts):
+            return guess, said
+        if not isinstance(said, MountFacts):
+            raise OperationEnded
+        guessed.close()
+        if isinstance(request, MountRequest):
+            self._front.usual_filesystem = said.filesystem
+        limit = self._front.configuration.mount_max
+        namespace = MountNamespace(said.mount_namespace)
+        others = self._front.guessing + self._front.mounting_in[namespace]  # mounts that don't exist yet
+        live = self._front.registry.count(namespace, limit - others) + others
+        plan = self._decide(request, said, live)
+        self._front.mounting_in[namespace] += 1
+        counted.callback(self._front.ends_mounting_in, namespace)
+        self._warnings = tuple(plan.warnings.splitlines())
+        operation.say(plan)
+        return plan, await operation.hear()
+
+    def _guess(self, peer: Peer, request: MountRequest | VolumeRequest) -> MountPlan | None:
+        """Return the plan for the usual caller and mountpoint, to save a round trip; see `messages.mounter`.
+
+        Return None if a namespace may reach its limit: then the facts are needed to count the mounts of the caller's
+        namespace. Return None, too, if the usual facts lead to a refusal.
+        """
+        configuration = self._front.configuration
+        at_once = self._front.mounting + configuration.max_requests
+        if self._front.registry.most_in_a_namespace() + at_once > configuration.mount_max >= 0:
+            return None
+        usual = MountFacts(
+            uid=peer.uid,
+            gid=peer.gid,
+            root_mode=stat.S_IFDIR,
+            foreign_sticky=False,
+            filesystem=self._usual_filesystem(request),
+            search_errno=0,
+            access_errno=0,
+            mount_namespace=0,
+        )
+        try:
+            return self._decide(request, usual, 0)
+        except Refusal:
+            return None  # the actual facts may give another reason, which the user is to read
+
+    def _usual_filesystem(self, _request: MountRequest | VolumeRequest) -> int:
+        return self._front.usual_filesystem
+
+    async def _proceed(self, operation: Operation) -> Record:
+        """Wait until the FUSE program, which has its descriptor before the mount, is ready to serve; then mount.
+
+        Return the child's next record. Raises Refusal, HungUp, and the errors of `operation`.
+        """
+        seconds = self._front.configuration.deadlines.sync_init
+        if not await self._receives(ProceedRequest, seconds):
+            raise Refusal(ETIMEDOUT, b"mount failed: Connection timed out")
+        operation.say(Proceed(seconds))
+        gone = asyncio.ensure_future(self._channel.closed())
+        said = asyncio.ensure_future(operation.hear(seconds))
+        try:
+            await asyncio.wait([gone, said], return_when=asyncio.FIRST_COMPLETED)
+            if not said.done():
+                raise HungUp
+            return said.result()
+        finally:
+            gone.cancel()
+            said.cancel()
+            await asyncio.wait([gone, said])  # each watches its socket until it has really ended
+
+    async def _committed(self) -> bool:
+        """Return whether the caller confirms that the FUSE program has the descriptor."""
+        return await self._receives(CommitRequest, self._front.configuration.deadlines.commit)
+
+    async def _receives(self, kind: type[wire.Request], seconds: int) -> bool:
+        """Return whether the caller's next message is a `kind` without descriptors and comes within `seconds`."""
+        try:
+            async with asyncio.timeout(seconds):
+                data, with_descriptors = await self._channel.peek()
+            return isinstance(wire.decode_request(data), kind) and not with_descriptors
+        except (HungUp, TimeoutError, ProtocolError):
+            return False
+
+    def _record(self, peer: Peer, request: MountRequest | VolumeRequest, plan: MountPlan, made: Made) -> Mount:
+        device = Device(made.device)
+        return Mount(
+            device=device,
+            connection=self._front.registry.connection(device),
+            namespace=MountNamespace(made.mount_namespace),
+            uid=plan.uid,
+            pid=peer.pid,
+            command=self._command,
+            container=peer.container,
+            account=peer.account,
+            mountpoint=request.mountpoint[:_PATH_MAX],
+            type=filesystem_type(plan.subtype),
+            source=plan.source,
+            mounted_at=time.time(),
+            request_id=self.id,
+            mount_id=made.mount_id,
+        )
+
+    # Unmounting ------------------------------------------------------------------------------------------------
+
+    async def _unmount(self, peer: Peer, request: UnmountRequest) -> None:
+        start = StartUnmount(self._front.configuration.deadlines.operation, request.name, request.only_dead)
+        operation = await self._begin(peer, start)
+        self._describe(peer)
+        registry = self._front.registry
+        with explained(b"failed to unmount %b" % request.mountpoint, request):
+            facts = await operation.expect(UnmountFacts)
+            device = Device(facts.device)
+            mount = registry.find(device) if facts.mounted else None
+            operation.say(policy.decide_unmount(self.id.encode(), request, facts, mount))
+            if mount and mount.namespace == facts.mount_namespace:
+                await hung_connections.unmounted(self._front, operation, mount)
+            else:
+                await operation.expect(Unmounted)
+        registry.find(device)  # drops its record if that was its last mount
+        self.decided(log.INFO, "unmounted", device=device)
+        self._send(Reply(self.id.encode()))
+        operation.say(Told())
+
+    # Answers ---------------------------------------------------------------------------------------------------
+
+    def turn_away(self, reached: LimitReached) -> None:
+        """Refuse to admit the caller. `Server` writes one log record for many such refusals."""
+        self.id = self._front.refusals.add(self._account_name, reached, self.id)
+        self._front.limits_hit[reached.limit] += 1
+        self._front.requests["request refused"] += 1
+        self._answer(reached)
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Send the refusal to the caller and log it."""
+        if isinstance(refusal, LimitReached):
+            self._front.limits_hit[refusal.limit] += 1
+        self.decided(log.NOTICE, "refused", errno=refusal.errno, text=refusal.text)
+        self._answer(refusal)
+
+    def failed(self, error: MounterFailed) -> None:
+        """Report a failure of the broker itself to the caller and to the log."""
+        self._front.log(log.ERROR, str(error))
+        self.refuse(Refusal(EIO, b"the broker's mounter takes no requests"))
+
+    def _answer(self, refusal: Refusal) -> None:
+        warnings = refusal.warnings or self._warnings
+        self._send(Reply(self.id.encode(), refusal.errno, refusal.text[:_LONGEST_TEXT], warnings))
+
+    def _send(self, reply: Reply) -> None:
+        """Send the reply to the caller, unless it has hung up."""
+        with suppress(HungUp):
+            self._channel.send(wire.encode_reply(reply))
+
+    async def let_go(self) -> None:
+        """End the operation, so that it has ended before the caller reads the refusal."""
+        if self._operation:
+            await self._operation.let_go()
+
+    def end(self) -> None:
+        """Release everything. The caller's connection is closed before the conversation ends."""
+        with self.held, self._channel:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Shut down the caller's connection; see `channel` for why a child of the mounter closes it last."""
+        self._channel.shut()
+        if self._operation and self._operation.alive:
+            self._leave()
+        else:
+            self._front.closer.add(self._account_name, self._channel.give_away(), self._leave)
+
+    def decided(self, priority: int, result: str, **fields: log.Value) -> None:
+        """Write the call's only log record, and count the call."""
+        took = time.monotonic() - self._begun
+        self._front.requests[f"{self._name} {result.partition(':')[0]}"] += 1
+        self._front.latency.labels(self._name).observe(took)
+        message, milliseconds = f"{self._name} {result}", round(1000 * took, 2)
+        self._front.log(priority, message, request_id=self.id, milliseconds=milliseconds, **self._known, **fields)

@@ -1,0 +1,73 @@
+"""Mounts of an earlier broker, when fusectl is not the same instance any more.
+
+A connection is identified by the inode of its directory in fusectl, and those inodes end with the last user of fusectl:
+if it is mounted nowhere and no other process, such as systemd, keeps a descriptor of it, that is the broker itself. Its
+mounts live on. So each mount is also identified by its unique ID, which a child of the mounter looks up in the mount's
+own namespace.
+"""
+
+import asyncio
+from collections import defaultdict
+
+from fusermount3_broker.front.context import Front
+from fusermount3_broker.front.model import Device, Mount, MountNamespace
+from fusermount3_broker.front.mounter_client import MounterFailed, OperationEnded, OperationFailed, OperationRefused
+from fusermount3_broker.messages.mounter import NobodyThere, Recognized, StartRecognize
+from fusermount3_broker.service import log
+
+#: Children that look for mounts at the same time.
+_AT_ONCE = 8
+#: The most mounts for one child: a line for each must fit into a record.
+_MOST_ASKED = 1000
+
+
+async def recognize(front: Front) -> None:
+    """Decide which mounts still exist when fusectl can't tell any more.
+
+    The mounts of a namespace that the mounter can't inspect stay undecided, for the next front.
+    """
+    namespaces: dict[MountNamespace, list[Mount]] = defaultdict(list)
+    for mount in front.registry.unsure.values():
+        namespaces[mount.namespace].append(mount)
+    if not namespaces:
+        return
+    turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def decide(namespace: MountNamespace, mounts: list[Mount]) -> int:
+        async with turns:
+            there = await _ask(front, namespace, mounts)
+        if there is None:
+            return 0
+        for mount in mounts:
+            front.registry.decide(mount, mount.device in there)
+        return len(there)
+
+    batches = [
+        decide(namespace, mounts[begin : begin + _MOST_ASKED])
+        for namespace, mounts in namespaces.items()
+        for begin in range(0, len(mounts), _MOST_ASKED)
+    ]
+    recognized = sum(await asyncio.gather(*batches))
+    undecided = len(front.registry.unsure)
+    if not recognized and not undecided:  # usually their numbers now belong to other mounts, in the same fusectl
+        return
+    gone = sum(map(len, namespaces.values())) - recognized - undecided
+    priority = log.WARNING if undecided else log.NOTICE
+    front.log(priority, "fusectl was mounted anew", recognized=recognized, gone=gone, undecided=undecided)
+
+
+async def _ask(front: Front, namespace: MountNamespace, mounts: list[Mount]) -> set[Device] | None:
+    """Return the devices of those mounts that are in the namespace: an empty set if it has no process any more; None if
+    there was no answer."""
+    lines = b"".join(b"%d %d\n" % (mount.device, mount.mount_id) for mount in mounts)
+    start = StartRecognize(front.configuration.deadlines.operation, namespace, lines)
+    try:
+        with await front.mounter.begin(start, []) as operation:
+            said = await operation.hear()
+    except (MounterFailed, OperationEnded, OperationFailed, OperationRefused):
+        return None
+    if isinstance(said, NobodyThere):
+        return set()
+    if not isinstance(said, Recognized):
+        return None
+    return {Device(int(line)) for line in said.devices.splitlines()}

@@ -1,0 +1,122 @@
+"""The broker's own operations, which no caller requests: records of `mounter`."""
+
+from typing import NamedTuple
+
+from fusermount3_broker.messages.quantities import DeviceNumber, Errno, NamespaceInode, Seconds
+
+
+class StartReap(NamedTuple):
+    """To the mounter, with one descriptor: conversation.
+
+    Probe whether FUSE filesystems in the mount namespace with that inode are dead; with `unmount`, unmount the dead
+    ones. `devices` has a line for each filesystem, its device number. The child answers each with `Asked`, in that
+    order, and all of them with `Reaped`. After a filesystem that did not answer, it does not probe the following ones.
+    """
+
+    seconds: Seconds
+    mount_namespace: NamespaceInode
+    unmount: bool
+    devices: bytes
+
+
+class Asked(NamedTuple):
+    """The answer of the filesystem of `device`, and how many of its mounts the child has unmounted.
+
+    `answer` is 0 if a FUSE program serves it; ENOTCONN: it is dead; EAGAIN: it was not probed, because a request waits
+    in its connection, which therefore is not dead; ETIMEDOUT: no answer came; ENOENT: it is not mounted there; ENODATA:
+    it reveals nothing to this user namespace. Any other value reveals nothing either.
+    """
+
+    device: DeviceNumber
+    answer: Errno
+    mounts: int
+
+
+class Reaped(NamedTuple):
+    """All filesystems that could be probed have been."""
+
+
+class NobodyThere(NamedTuple):
+    """No process is in the mount namespace: two scans of all processes found none."""
+
+
+class StartSurvey(NamedTuple):
+    """To the mounter, with one descriptor: conversation. Report the state of these FUSE connections.
+
+    `connections` has a line for each, "DEVICE INODE PID DESCRIPTOR": the inode of its directory in fusectl, and the
+    process that served it at the last search, with its descriptor, or 0 0. The child examines no other process.
+    """
+
+    seconds: Seconds
+    connections: bytes
+
+
+class Surveyed(NamedTuple):
+    """A line "DEVICE WAITING SERVED" for each connection that exists: the number of requests that wait in it, and 1 if
+    that descriptor of that process serves it, else 0.
+    """
+
+    connections: bytes
+
+
+class StartSearch(NamedTuple):
+    """To the mounter, with one descriptor: conversation. Find the processes that serve FUSE connections.
+
+    `devices` has a line for each connection, its device number; `pids` one for each process to examine, in this order,
+    until all connections are found or too much time has passed.
+    """
+
+    seconds: Seconds
+    devices: bytes
+    pids: bytes
+
+
+class Found(NamedTuple):
+    """A line "DEVICE PID DESCRIPTOR" for each connection that one of the processes serves."""
+
+    connections: bytes
+
+
+class StartAbort(NamedTuple):
+    """To the mounter, with one descriptor: conversation.
+
+    Abort the FUSE connection of `device` whose directory in fusectl has the inode `connection`, once the number of its
+    waiting requests has not changed for `unmoved` seconds; answered by `Aborted`. The front hangs up to cancel.
+    """
+
+    seconds: Seconds
+    device: DeviceNumber
+    connection: int
+    unmoved: Seconds
+
+
+class Aborted(NamedTuple):
+    """The connection is aborted: processes that waited for an answer got an error."""
+
+
+class StartRecognize(NamedTuple):
+    """To the mounter, with one descriptor: conversation. Report which of these mounts still exist.
+
+    `mounts` has a line for each, "DEVICE ID": the device number of its superblock and its unique ID, in the mount
+    namespace with that inode.
+    """
+
+    seconds: Seconds
+    mount_namespace: NamespaceInode
+    mounts: bytes
+
+
+class Recognized(NamedTuple):
+    """A line for each mount that still exists: its device number."""
+
+    devices: bytes
+
+
+class StartCheck(NamedTuple):
+    """To the mounter, with one descriptor: conversation. Answered by `Checked`, if a mount could start now."""
+
+    seconds: int
+
+
+class Checked(NamedTuple):
+    pass

@@ -1,0 +1,244 @@
+"""FUSE connections as the kernel shows them to a privileged process: in fusectl and in /proc/PID/fdinfo.
+
+A FUSE connection is a directory of fusectl, named by its device number. Its file `waiting` has the number of requests
+that the FUSE program has not answered yet; its file `abort` ends the connection, and all waiting processes get an
+error. Both belong to the user of the mount (fs/fuse/control.c). The fdinfo of a /dev/fuse descriptor shows which
+connection its process serves (fs/fuse/dev.c, fuse_dev_show_fdinfo). Nothing here asks a FUSE filesystem, so nothing
+blocks. For the mounter's children.
+"""
+
+import errno
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from fusermount3_broker.kernel import syscalls
+
+_READ = os.O_RDONLY | os.O_CLOEXEC
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_FUSE_DEVICE = "/dev/fuse"
+_FDINFO = b"fuse_connection:\t"
+#: Seconds between two reads of the number of waiting requests in `hangs`. A FUSE program that takes one request at a
+#: time shows a change only for as long as the kernel takes to send it the next.
+_LOOK_AGAIN = 0.002
+
+
+class Served(NamedTuple):
+    """The server of a FUSE connection: a process and its descriptor."""
+
+    pid: int
+    descriptor: int
+
+
+#: The device of a descriptor that serves no FUSE connection.
+NOTHING = -1
+
+
+class Connection:
+    """One FUSE connection, which can't be mistaken for a later one with the same number."""
+
+    def __init__(self, fusectl: int, device: int, inode: int | None = None) -> None:
+        """Open its directory below `fusectl`; without `inode`, that of the connection that has the number now.
+
+        Raises OSError; FileNotFoundError if another connection has its number now.
+        """
+        self._directory = os.open(f"{device}", _DIRECTORY, dir_fd=fusectl)
+        if inode not in (None, os.fstat(self._directory).st_ino):
+            self.close()
+            raise FileNotFoundError(errno.ENOENT, "the connection is gone")
+
+    def __enter__(self) -> "Connection":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        os.close(self._directory)
+
+    def fileno(self) -> int:
+        """Return the descriptor of its directory."""
+        return self._directory
+
+    def waiting(self) -> int:
+        """Return how many requests wait to be answered. Raises FileNotFoundError when the connection has ended."""
+        return int(_content("waiting", self._directory))
+
+    def abort(self) -> None:
+        """Abort the connection. This process has the rights of the mount's user from then on. Raises OSError.
+
+        Only that user may write to `abort`; root may with CAP_DAC_OVERRIDE, which the mounter does without.
+        """
+        owner = os.stat("abort", dir_fd=self._directory)
+        syscalls.setfsids(owner.st_uid, owner.st_gid)
+        _abort(self._directory)
+
+
+def exists(fusectl: int, device: int) -> bool:
+    """Return whether `device` is that of a FUSE filesystem."""
+    return os.access(f"{device}", os.F_OK, dir_fd=fusectl)
+
+
+def is_waited_for(fusectl: int, device: int) -> bool:
+    """Return whether a request waits to be answered in the connection of `device`."""
+    try:
+        with Connection(fusectl, device) as connection:
+            return connection.waiting() > 0
+    except FileNotFoundError:
+        return False
+
+
+def abort_own(fusectl: int, proc: int, descriptor: int) -> None:
+    """Abort the connection that a /dev/fuse descriptor of this process serves, with the rights of its user.
+
+    Raises OSError; FileNotFoundError if it serves none.
+    """
+    device = served_device(proc, "self", descriptor)
+    if device is None:
+        raise FileNotFoundError(errno.ENOENT, "the descriptor serves no connection")
+    directory = os.open(f"{device}", _DIRECTORY, dir_fd=fusectl)
+    try:
+        _abort(directory)
+    finally:
+        os.close(directory)
+
+
+def _abort(directory: int) -> None:
+    abort = os.open("abort", os.O_WRONLY | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        os.write(abort, b"1")
+    finally:
+        os.close(abort)
+
+
+def hangs(connection: Connection, seconds: float, called_off: Callable[[float], bool]) -> bool:
+    """Return True once requests have waited in the connection for `seconds` without a change of their number.
+
+    `called_off` waits for the seconds that it is given, and returns whether to stop waiting; then return False. Raises
+    FileNotFoundError when the connection has ended.
+    """
+    last = connection.waiting()
+    moved = time.monotonic()
+    while not called_off(_LOOK_AGAIN):
+        now = connection.waiting()
+        if now != last or not now:
+            last, moved = now, time.monotonic()
+        if time.monotonic() - moved >= seconds:
+            return True
+    return False
+
+
+def survey(fusectl: int, proc: int, lines: bytes) -> bytes:
+    """Return the lines of `maintenance.Surveyed` for those of `maintenance.StartSurvey`."""
+    found = []
+    for line in lines.splitlines():
+        device, inode, pid, descriptor = map(int, line.split())
+        try:
+            with Connection(fusectl, device, inode) as connection:
+                waiting = connection.waiting()
+        except OSError:
+            continue  # it has ended
+        served = bool(pid) and served_device(proc, pid, descriptor) == device
+        found.append(b"%d %d %d\n" % (device, waiting, served))
+    return b"".join(found)
+
+
+def search(proc: int, devices: bytes, pids: bytes, seconds: float) -> bytes:
+    """Return the lines of `maintenance.Found` for those of `maintenance.StartSearch`: what was found in `seconds`."""
+    wanted = set(map(int, devices.splitlines()))
+    give_up = time.monotonic() + seconds
+    found = []
+    for device, server in descriptors(proc, map(int, pids.splitlines())):
+        if device in wanted:
+            wanted.remove(device)
+            found.append(b"%d %d %d\n" % (device, *server))
+        if not wanted or time.monotonic() > give_up:
+            break
+    return b"".join(found)
+
+
+def served_device(proc: int, pid: int | str, descriptor: int) -> int | None:
+    """Return the device of the connection that a descriptor of a process serves; None if it serves none."""
+    try:
+        data = _content(f"{pid}/fdinfo/{descriptor}", proc)
+    except OSError:
+        return None
+    _, found, rest = data.partition(_FDINFO)
+    return int(rest.partition(b"\n")[0]) if found else None
+
+
+def descriptors(proc: int, pids: Iterable[int]) -> Iterator[tuple[int, Served]]:
+    """Yield the device that each descriptor of these processes serves, or `NOTHING`, and the descriptor's process."""
+    for pid in pids:
+        for descriptor, is_fuse in _descriptors_of(proc, pid):
+            device = served_device(proc, pid, descriptor) if is_fuse else None
+            yield NOTHING if device is None else device, Served(pid, descriptor)
+
+
+def served(proc: int, device: int, pids: Iterable[int]) -> Served | None:
+    """Return which of these processes serves the connection of `device`; None if none does."""
+    return next((each for number, each in descriptors(proc, pids) if number == device), None)
+
+
+def _descriptors_of(proc: int, pid: int) -> Iterator[tuple[int, bool]]:
+    """Yield the descriptors of a process, the last opened first, and whether each is one of /dev/fuse."""
+    try:
+        directory = os.open(f"{pid}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
+    except OSError:
+        return  # it has ended
+    try:
+        for name in sorted(map(int, os.listdir(directory)), reverse=True):
+            yield name, os.readlink(f"{name}", dir_fd=directory) == _FUSE_DEVICE
+    except OSError:
+        pass  # it is just ending
+    finally:
+        os.close(directory)
+
+
+def descriptors_in_flight(proc: int, connection: int) -> int:
+    """Return how many descriptors wait in a Unix socket of this process; 0 where the kernel does not show it.
+
+    See net/unix/af_unix.c, unix_show_fdinfo.
+    """
+    try:
+        data = _content(f"self/fdinfo/{connection}", proc)
+    except OSError:
+        return 0
+    _, found, rest = data.partition(b"scm_fds: ")
+    return int(rest.partition(b"\n")[0]) if found else 0
+
+
+def mount_namespace(proc: int, inode: int) -> int:
+    """Return a descriptor of the mount namespace with this inode. Raises ProcessLookupError if no process is in it.
+
+    A process may end during the search, succeeded by one that started after the processes were listed. So the namespace
+    counts as empty only if a second search finds no process either.
+    """
+    for pid in (pid for _ in range(2) for pid in processes(proc)):
+        name = f"{pid}/ns/mnt"
+        try:
+            if os.stat(name, dir_fd=proc).st_ino != inode:
+                continue
+            namespace = os.open(name, _READ, dir_fd=proc)
+        except OSError:
+            continue  # it has ended
+        if os.fstat(namespace).st_ino == inode:
+            return namespace
+        os.close(namespace)
+    raise ProcessLookupError(errno.ESRCH, "nobody is in the mount namespace")
+
+
+def processes(proc: int) -> Iterator[int]:
+    """Yield the pids of the processes that `proc` shows when the first pid is requested."""
+    directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
+    try:
+        names = os.listdir(directory)
+    finally:
+        os.close(directory)
+    yield from (int(name) for name in names if name.isdecimal())
+
+
+def _content(path: str, directory: int) -> bytes:
+    with open(os.open(path, _READ, dir_fd=directory), "rb", buffering=0) as file:
+        return file.readall()

@@ -1,0 +1,278 @@
+"""The mounts at a volume's *target*, the path at which kubelet wants the volume.
+
+The target is a directory made by the broker. While the volume is published, a placeholder is mounted on it: an empty
+filesystem, not writable by anyone. So no one can fill the node's disk before there is a FUSE program, and another mount
+namespace that has the placeholder, with propagation, receives the mounts attached on it. On the placeholder lies the
+FUSE filesystem, alive or dead. A dead one stays until another replaces it, without a moment in which the placeholder
+is visible.
+
+For the mounter's children that are in the broker's own mount namespace. Their working directory is the mounter's /proc.
+"""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+
+from fusermount3_broker.kernel import ownership_marks, syscalls
+from fusermount3_broker.mounter import fuse_connections, mount_tree, pods
+from fusermount3_broker.mounter.kept_descriptors import Descriptors
+from fusermount3_broker.mounter.mount_tree import Mount
+
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+#: No name in kubelet's directory may lead out of it.
+_BENEATH = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_NO_MAGICLINKS
+_SOURCE = b"fusermount3-broker"
+_MOVE = syscalls.MOVE_MOUNT_F_EMPTY_PATH | syscalls.MOVE_MOUNT_T_EMPTY_PATH
+_CLONE = syscalls.OPEN_TREE_CLONE | syscalls.OPEN_TREE_CLOEXEC | syscalls.AT_EMPTY_PATH
+#: In the file of locks, bytes from this offset on stand for directories, by inode; those before it stand for mounts.
+_LOCKS_OF_DIRECTORIES = 1 << 62
+
+
+def open_beneath(kubelet: int, path: bytes) -> int:
+    """Open a directory below kubelet's. Raises OSError: ELOOP for a symlink, ENOTDIR for any other file on the way."""
+    return syscalls.openat2(kubelet, path, _DIRECTORY, 0, _BENEATH)
+
+
+class Target:
+    """The target of a volume, by its path in kubelet's directory. Leaving the ``with`` block closes it."""
+
+    def __init__(self, opened: Descriptors, path: bytes) -> None:
+        """Open the target's parent directory. Raises OSError, FileNotFoundError if that doesn't exist."""
+        assert opened.kubelet is not None
+        parent, _, self._name = path.rpartition(b"/")
+        self._opened = opened
+        self._pod = pods.pod_of_target(path)
+        self.directory = open_beneath(opened.kubelet, parent or b".")
+
+    def __enter__(self) -> "Target":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.directory)
+
+    def alone(self, seconds: int) -> AbstractContextManager[None]:
+        """Exclude the mounter's other children from changing this target. Raises OSError (ETIMEDOUT)."""
+        inode = os.fstat(self.directory).st_ino
+        return mount_tree.alone(self._opened.locks, [_LOCKS_OF_DIRECTORIES | inode % _LOCKS_OF_DIRECTORIES], seconds)
+
+    @contextmanager
+    def topmost(self) -> Iterator[int]:
+        """Provide an O_PATH descriptor of the topmost mount at the target, or of the bare target.
+
+        Raises OSError: FileExistsError if it is not a directory, and thus not the broker's.
+        """
+        try:
+            entry = os.open(self._name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self.directory)
+        except NotADirectoryError:
+            raise FileExistsError(errno.EEXIST, "the target is no directory") from None
+        try:
+            yield entry
+        finally:
+            os.close(entry)
+
+    def layers(self, entry: int) -> list[Mount]:
+        """Return the mounts at the target, from the topmost, which is `entry`, down to the placeholder.
+
+        Empty if there is no placeholder: then the mount is not the broker's.
+        """
+        if not syscalls.is_mount_root(entry):
+            return []
+        layers: list[Mount] = []
+        for mount in mount_tree.chain(syscalls.statx_mount(entry)[1]):
+            if layers and mount.place != layers[0].place:
+                return []
+            layers.append(mount)
+            if is_placeholder(mount):
+                return layers
+        return []
+
+    def make(self) -> None:
+        """Make the directory and mount the placeholder, unless they already exist. Raises OSError.
+
+        FileExistsError: the target is not a directory, or something that is not the broker's is in it or mounted on it.
+        """
+        with suppress(FileExistsError):
+            os.mkdir(self._name, 0o750, dir_fd=self.directory)
+            with self.topmost() as entry:
+                ownership_marks.mark(entry)
+        with self.topmost() as entry:
+            if self.layers(entry):
+                return
+            if syscalls.is_mount_root(entry):
+                raise FileExistsError(errno.EEXIST, "something else is mounted there")
+            if not ownership_marks.is_marked(entry) and os.listdir(b"self/fd/%d" % entry):
+                raise FileExistsError(errno.EEXIST, "something else is there")
+            try:
+                _attach_placeholder(entry)
+            except OSError:
+                self.remove()
+                raise
+
+    def attach(self, mount: int, seconds: int) -> int | None:
+        """Attach the mount of a FUSE filesystem on the placeholder, or in place of a dead one.
+
+        Return a detached copy of the dead mount, if there was one. Raises OSError: ENOENT if there is no placeholder,
+        EBUSY if a FUSE program serves the filesystem there.
+        """
+        looked, is_free = self._look_for_room()
+        with ExitStack() as held, self.alone(seconds):
+            top = held.enter_context(self.topmost())  # closed after the lock is released: closing may end a filesystem
+            if mount_tree.look(top) != looked:
+                raise OSError(errno.EBUSY, "another mount was attached first")
+            if is_free:
+                attach(top, mount)
+                return None
+            copy = syscalls.open_tree(top, b"", _CLONE)
+            self._replace(top, mount)
+            return copy
+
+    def _look_for_room(self) -> tuple[mount_tree.Looked, bool]:
+        """Return the topmost mount, and whether that is the placeholder; otherwise it is dead.
+
+        Raises OSError as `attach`. Holds no lock: a FUSE program that hangs delays this process, but must not delay one
+        that unpublishes the volume.
+        """
+        with self.topmost() as top:
+            layers = self.layers(top)
+            if not layers:
+                raise FileNotFoundError(errno.ENOENT, "the volume is not published")
+            is_free = is_placeholder(layers[0])
+            if not is_free and not self._is_dead(top, layers[0]):
+                raise OSError(errno.EBUSY, "a FUSE program serves the volume")
+            return mount_tree.look(top), is_free
+
+    def withdraw(self, mount: int, replaced: int | None, seconds: int) -> None:
+        """Detach a mount that was attached here; the mount that it `replaced` takes its place again. Raises OSError."""
+        with ExitStack() as held, self.alone(seconds):
+            top = held.enter_context(self.topmost())
+            if mount_tree.look(top) != mount_tree.look(mount):
+                return  # it has already been detached
+            if replaced is None:
+                _detach(top)
+            else:
+                self._replace(top, replaced)
+
+    def clone(self, seconds: int) -> int:
+        """Return a detached copy of the topmost mount, without propagation. Raises OSError."""
+        with ExitStack() as held, self.alone(seconds):
+            top = held.enter_context(self.topmost())
+            layers = self.layers(top)
+            if not layers or is_placeholder(layers[0]):
+                raise FileNotFoundError(errno.ENOENT, "nothing is mounted at the volume")
+            return private_copy(top)
+
+    def detach(self) -> None:
+        """Detach all mounts at the target, if they are the broker's. Raises OSError; may block."""
+        with suppress(FileNotFoundError, FileExistsError):
+            while True:
+                with self.topmost() as entry:
+                    if not self.layers(entry):
+                        return
+                    _detach(entry)
+
+    def remove(self) -> None:
+        """Remove the directory if the broker made it and nothing is mounted on it. Raises OSError."""
+        try:
+            with self.topmost() as entry:
+                if syscalls.is_mount_root(entry) or not ownership_marks.is_marked(entry):
+                    return
+            os.rmdir(self._name, dir_fd=self.directory)
+        except (FileNotFoundError, FileExistsError):
+            return
+
+    def _replace(self, top: int, mount: int) -> None:
+        """Attach the mount in place of the topmost one. Before Linux 6.5 there is a moment with neither."""
+        if not replace(top, mount):
+            _detach(top)
+            with self.topmost() as below:
+                attach(below, mount)
+
+    def _is_dead(self, entry: int, mount: Mount) -> bool:
+        """Return whether no FUSE program serves the topmost filesystem; False also if that is not FUSE. Raises OSError.
+
+        A waiting request proves that a process holds the descriptor: all requests end when the last holder closes it.
+        So the filesystem is asked only if no request waits. If it reports nothing to this user namespace, the search
+        for a process of its pod that holds the descriptor decides, which takes longer.
+        """
+        fuse = mount_tree.fuse_if_any(mount_tree.look(entry).mount_id)
+        if fuse is None or fuse_connections.is_waited_for(self._opened.fusectl, mount.device):
+            return False
+        try:
+            if mount_tree.usage(entry, fuse) is not None:
+                return False
+        except OSError as error:
+            return error.errno == errno.ENOTCONN
+        pids = pods.processes_of(self._opened.proc, self._pod)
+        return fuse_connections.served(self._opened.proc, mount.device, pids) is None
+
+
+def is_placeholder(mount: Mount) -> bool:
+    return (mount.type, mount.source) == (b"tmpfs", _SOURCE)
+
+
+def private_copy(entry: int) -> int:
+    """Return a detached copy of a mount, without propagation to or from the original. Raises OSError."""
+    copy = syscalls.open_tree(entry, b"", _CLONE)
+    try:
+        syscalls.mount_setattr(copy, b"", syscalls.AT_EMPTY_PATH, 0, syscalls.MS_PRIVATE)
+    except OSError:
+        os.close(copy)
+        raise
+    return copy
+
+
+def attach(place: int, mount: int) -> None:
+    """Attach a mount on top of the file that a descriptor refers to. Raises OSError."""
+    syscalls.move_mount(mount, b"", place, b"", _MOVE)
+
+
+def replace(top: int, mount: int) -> bool:
+    """Attach a mount in place of another, whose root is `top`; at any moment one of them is attached.
+
+    Return False if the kernel can't do this at all (before Linux 6.5), or not at this place, because the other mount is
+    locked (mount_namespaces(7)). Raises OSError.
+    """
+    try:
+        syscalls.move_mount(mount, b"", top, b"", _MOVE | syscalls.MOVE_MOUNT_BENEATH)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return False
+    _detach(top)
+    return True
+
+
+def _detach(entry: int) -> None:
+    syscalls.umount2(b"self/fd/%d" % entry, syscalls.MNT_DETACH)
+
+
+def _attach_placeholder(entry: int) -> None:
+    """Mount a new filesystem that is empty and read-only, on a directory that has no mount. Raises OSError.
+
+    A child of an earlier mounter doesn't see the locks of a later one, and may attach a second placeholder; then it
+    detaches its own.
+    """
+    context = syscalls.fsopen(b"tmpfs", syscalls.FSOPEN_CLOEXEC)
+    try:
+        for key, value in ((b"source", _SOURCE), (b"mode", b"555"), (b"size", b"4k"), (b"nr_inodes", b"1")):
+            syscalls.fsconfig(context, syscalls.FSCONFIG_SET_STRING, key, value, 0)
+        syscalls.fsconfig(context, syscalls.FSCONFIG_SET_FLAG, b"ro", None, 0)
+        syscalls.fsconfig(context, syscalls.FSCONFIG_CMD_CREATE, None, None, 0)
+        attributes = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV | syscalls.MOUNT_ATTR_NOEXEC
+        mount = syscalls.fsmount(context, syscalls.FSMOUNT_CLOEXEC, attributes | syscalls.MOUNT_ATTR_RDONLY)
+    finally:
+        os.close(context)
+    try:
+        attach(entry, mount)
+        if _lies_on_another(mount):
+            _detach(mount)
+    finally:
+        os.close(mount)
+
+
+def _lies_on_another(mount: int) -> bool:
+    """Return whether this mount, just attached, covers another mount at the same place."""
+    chain = mount_tree.chain(syscalls.statx_mount(mount)[1])
+    this, below = next(chain), next(chain, None)
+    return below is not None and this.place == below.place

@@ -1,0 +1,65 @@
+"""The cgroups of the tests' pods: below a root with a name of its own, as those of a kubelet with `--cgroup-root`.
+
+A kubelet that runs on this machine considers /kubepods its own: it removes pods there that it does not know.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from pathlib import Path
+
+CGROUPS = Path("/sys/fs/cgroup")
+
+PATIENCE = 10.0
+"""Seconds in which the last process of a cgroup must have ended."""
+
+
+class CgroupRoot:
+    """A name below which a test has its pods. It is created with the first pod; `remove` removes all of it."""
+
+    def __init__(self) -> None:
+        # Without a dash: in the name of a slice, a dash separates it from the slice above (systemd.slice(5)).
+        self._name = f"fusermount3_proxy_tests_{secrets.token_hex(4)}"
+        self.path = f"/{self._name}"
+
+    def pod(self, uid: str) -> str:
+        """Return the cgroup of a pod, as kubelet names it with its cgroup driver cgroupfs."""
+        return f"{self.path}/kubepods/besteffort/pod{uid}"
+
+    def pod_by_systemd(self, uid: str) -> str:
+        """Return the same with the cgroup driver systemd; of a pod with guaranteed resources."""
+        name = f"{self._name}-kubepods"
+        return f"{self.path}.slice/{name}.slice/{name}-pod{uid.replace('-', '_')}.slice"
+
+    def remove(self, seconds: float = PATIENCE) -> None:
+        """Remove all cgroups that were made. Raises OSError if processes are left in them after so many seconds."""
+        for path in (self.path, f"{self.path}.slice"):
+            remove(path, seconds)
+
+
+def hierarchy() -> Path:
+    """Return the top of a hierarchy in which a process can be put into any cgroup, with version 1 and 2."""
+    return next(path for path in (CGROUPS / "pids", CGROUPS) if (path / "cgroup.procs").exists())
+
+
+def make(cgroup: str) -> Path:
+    """Make a cgroup, if it does not exist yet, in one hierarchy; return its directory."""
+    directory = Path(f"{hierarchy()}{cgroup}")
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+def remove(cgroup: str, seconds: float = PATIENCE) -> None:
+    """Remove a cgroup and those below it, in all hierarchies. Raises OSError as above."""
+    give_up = time.monotonic() + seconds
+    for path in [*CGROUPS.glob(f"*{cgroup}"), *CGROUPS.glob(cgroup.lstrip("/"))]:
+        while path.exists():
+            try:
+                for each in sorted(path.rglob("*/"), reverse=True):
+                    each.rmdir()
+                path.rmdir()
+            except OSError:  # EBUSY, while its last process is about to end
+                if time.monotonic() > give_up:
+                    raise
+                time.sleep(0.02)

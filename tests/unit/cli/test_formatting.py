@@ -1,0 +1,26 @@
+"""Formatting of latencies, sizes and durations for people."""
+
+from __future__ import annotations
+
+import pytest
+
+from fusermount3_broker.cli.formatting import duration, latency, mebibytes
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "-"), (0.0, "0.00 ms"), (0.001234, "1.23 ms"), (0.0123, "12.3 ms"), (0.123, "123 ms"), (5.0, "5000 ms")],
+)
+def test_a_latency(seconds: float | None, text: str) -> None:
+    assert latency(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "00:00:00"), (59, "00:00:59"), (3723, "01:02:03"), (90061, "1 d 01:01:01")]
+)
+def test_a_duration(seconds: int, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_a_size() -> None:
+    assert mebibytes(3 * 2**19) == "1.5 MiB"

@@ -1,0 +1,440 @@
+"""The administrator's commands, with a fake control socket in place of the broker."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from fusermount3_broker.cli import main
+from fusermount3_proxy import __version__
+
+
+def run(*arguments: str | Path) -> Result:
+    result = CliRunner().invoke(main.main, [str(each) for each in arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), "no traceback"
+    return result
+
+
+# check-config
+
+
+def test_a_good_configuration_is_said_to_be_good(tmp_path: Path) -> None:
+    file = tmp_path / "broker.toml"
+    file.write_text("mount_max = 5\n")
+    result = run("check-config", file)
+    assert (result.exit_code, result.output) == (0, f"{file}: good\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("mount_maxx = 5", "unknown key 'mount_maxx', did you mean 'mount_max'?"),
+        ("mount_max = 'x'", "'mount_max' must be a whole number, not 'x'"),
+    ],
+)
+def test_a_bad_configuration_is_told_in_one_line(tmp_path: Path, text: str, complaint: str) -> None:
+    file = tmp_path / "broker.toml"
+    file.write_text(text)
+    result = run("check-config", file)
+    assert (result.exit_code, result.output) == (1, f"Error: {file}: {complaint}\n")
+
+
+def test_a_configuration_that_is_missing_is_told(tmp_path: Path) -> None:
+    result = run("check-config", tmp_path / "none.toml")
+    assert result.exit_code == 1
+    assert result.output.startswith(f"Error: {tmp_path}/none.toml: ")
+
+
+def test_serving_with_a_bad_configuration_fails_in_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "broker.toml"
+    file.write_text("nonsense = 1")
+    result = run("serve", "--config", file)
+    assert result.exit_code == 1
+    assert result.output.startswith(f"Error: {file}: unknown key 'nonsense'")
+    assert result.output.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--endpoint", "tcp://1.2.3.4", "--node-id", "n"], "Error: --endpoint must be like unix:///csi/csi.sock"),
+        (["--endpoint", "unix:///csi.sock", "--node-id", "n" * 300], "Error: --node-id must be of 1 to 256 bytes"),
+        (["--endpoint", "unix:///csi.sock"], "Missing option '--node-id'"),
+        (["--node-id", "n"], "Missing option '--endpoint'"),
+    ],
+)
+def test_a_plugin_that_cannot_serve_is_told_before_anything_begins(options: list[str], complaint: str) -> None:
+    result = run("csi", *options)
+    assert result.exit_code != 0
+    assert complaint in result.output
+
+
+def test_the_version_is_told() -> None:
+    result = CliRunner().invoke(main.main, ["--version"], prog_name="fusermount3-broker")
+    assert (result.exit_code, result.output) == (0, f"fusermount3-broker, version {__version__}\n")
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_help_lists_the_commands(option: str) -> None:
+    output = run(option).output
+    for command in ("serve", "check-config", "status", "mounts", "top"):
+        assert command in output
+
+
+# status and mounts
+
+STATUS = {
+    "version": "0.1.0",
+    "configuration": "/etc/broker.toml",
+    "kernel": {
+        "release": "6.1.0-40-amd64",
+        "lacks": [{"name": "SO_PEERPIDFD", "since": "6.5", "otherwise": "callers are identified by their pid"}],
+    },
+    "uptime_seconds": 12,
+    "mounts": 2,
+    "mount_states": {"live": 2, "dead": 0, "hung": 1},
+    "requests": {"mount mounted": 3, "mount refused": 1},
+    "latency": {"mount": {"buckets": [[0.002, 0], [0.004, 4], [None, 4]], "seconds": 0.012}},
+    "limits_hit": {"mount_max": 1},
+    "children": {"working": 2, "stuck": 1},
+    "tables": {"mounts": "the broker can't write its table", "volumes": "ok"},
+    "supervisor": {"pid": 9, "rss_bytes": 2**20 * 20},
+    "front": {"pid": 10, "rss_bytes": 2**20 * 30, "open_descriptors": 20},
+    "mounter": {"pid": 11, "rss_bytes": 2**20 * 9, "restarts": 0},
+}
+MOUNT = {
+    "request_id": "1a2b3c4d",
+    "device": 51,
+    "mountpoint": "/mnt/a b",
+    "type": "fuse.sshfs",
+    "source": "host:",
+    "uid": 1000,
+    "pid": 77,
+    "command": "sshfs",
+    "container": "libpod-" + "f" * 64 + ".scope",
+    "mount_namespace": 4026531840,
+    "mounted_at": 1700000000.0,
+    "state": "live",
+    "waiting": 0,
+}
+
+
+class FakeControlSocket:
+    """A control socket that answers a question with given bytes. `config` is a configuration file that names it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.config = directory / "broker.toml"
+        self.path = directory / "control.sock"
+        self.config.write_text(f'control_socket = "{self.path}"\n')
+        self.questions: list[bytes] = []
+        self._listener: socket.socket | None = None
+        self._thread: threading.Thread | None = None
+
+    def answer(self, value: Any) -> None:
+        content = value if isinstance(value, bytes) else json.dumps(value).encode() + b"\n"
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(bytes(self.path))
+        self._listener.listen()
+        self._thread = threading.Thread(target=self._serve, args=(self._listener, content), daemon=True)
+        self._thread.start()
+
+    def _serve(self, listener: socket.socket, content: bytes) -> None:
+        connection, _ = listener.accept()
+        with connection, connection.makefile("rb") as question:
+            self.questions.append(question.readline())
+            connection.sendall(content)
+
+    def close(self) -> None:
+        if self._thread and self._listener:
+            self._thread.join(10)
+            self._listener.close()
+
+
+@pytest.fixture
+def fake_control(tmp_path: Path) -> Iterator[FakeControlSocket]:
+    fake = FakeControlSocket(tmp_path)
+    yield fake
+    fake.close()
+
+
+def test_status_is_told_in_words(fake_control: FakeControlSocket) -> None:
+    fake_control.answer(STATUS)
+    result = run("status", "--config", fake_control.config)
+    assert result.exit_code == 0
+    assert fake_control.questions == [b"status\n"]
+    lines = result.output.splitlines()
+    assert lines == [
+        "version        0.1.0",
+        "configuration  /etc/broker.toml",
+        "kernel         6.1.0-40-amd64",
+        "lacks          SO_PEERPIDFD (Linux 6.5): callers are identified by their pid",
+        "up             00:00:12",
+        "mounts         2 live, 0 dead, 1 hung",
+        "table          the broker can't write its table",
+        "supervisor     pid 9, 20.0 MiB",
+        "front          pid 10, 30.0 MiB",
+        "mounter        pid 11, 9.0 MiB",
+        "descriptors    20 of the front",
+        "restarts       0 of the mounter",
+        "children       2 working, 1 stuck",
+        "mount mounted:           3",
+        "mount refused:           1",
+        "mount takes:             p50 3.00 ms, p99 3.98 ms",
+        "mount_max hit:           1",
+    ]
+
+
+def test_status_tells_of_volumes_where_there_are_any(fake_control: FakeControlSocket) -> None:
+    plugin = {"pid": 12, "rss_bytes": 40 * 2**20, "restarts": 1}
+    fake_control.answer(STATUS | {"volumes": 3, "plugin": plugin})
+    lines = run("status", "--config", fake_control.config).output.splitlines()
+    assert lines[6] == "volumes        3 published"
+    assert lines[11:16] == [
+        "plugin         pid 12, 40.0 MiB",
+        "descriptors    20 of the front",
+        "restarts       0 of the mounter",
+        "               1 of the plugin",
+        "children       2 working, 1 stuck",
+    ]
+
+
+def test_a_mount_without_a_mountpoint_is_shown_by_its_volume(fake_control: FakeControlSocket) -> None:
+    fake_control.answer([MOUNT | {"mountpoint": "", "volume": "pods/1/volumes/v/mount"}])
+    assert "pods/1/volumes/v/mount" in run("mounts", "--config", fake_control.config).output
+
+
+def test_status_as_json_is_what_the_broker_answered(fake_control: FakeControlSocket) -> None:
+    fake_control.answer(STATUS)
+    assert json.loads(run("status", "--config", fake_control.config, "--json").output) == STATUS
+
+
+def test_a_broker_that_can_serve_is_healthy(fake_control: FakeControlSocket) -> None:
+    fake_control.answer({"problem": ""})
+    result = run("health", "--config", fake_control.config)
+    assert fake_control.questions == [b"health\n"]
+    assert (result.exit_code, result.output) == (0, "ok\n")
+
+
+def test_a_broker_that_can_not_serve_is_not_healthy_and_says_why(fake_control: FakeControlSocket) -> None:
+    fake_control.answer({"problem": "the broker is ending"})
+    result = run("health", "--config", fake_control.config)
+    assert (result.exit_code, result.output) == (1, "Error: the broker is ending\n")
+
+
+def test_mounts_are_a_table_of_one_line_each(fake_control: FakeControlSocket) -> None:
+    fake_control.answer([MOUNT, MOUNT | {"request_id": "ffff", "mountpoint": "/" + "long/" * 100}])
+    result = run("mounts", "--config", fake_control.config)
+    assert fake_control.questions == [b"mounts\n"]
+    headings, first, second = result.output.splitlines()
+    assert headings.split() == [
+        "REQUEST",
+        "STATE",
+        "MOUNTPOINT",
+        "TYPE",
+        "SOURCE",
+        "UID",
+        "PID",
+        "COMMAND",
+        "CONTAINER",
+        "SINCE",
+    ]
+    for each in ("1a2b3c4d", "live", "/mnt/a b", "fuse.sshfs", "host:", "1000", "77", "2023-11-1"):
+        assert each in first
+    assert "/" + "long/" * 100 in second
+
+
+def test_very_many_mounts_are_a_table_of_one_line_each(fake_control: FakeControlSocket) -> None:
+    fake_control.answer([MOUNT | {"mountpoint": f"/mnt/{number}"} for number in range(1000)])
+    output = run("mounts", "--config", fake_control.config).output.splitlines()
+    assert len(output) == 1001
+    place = output[0].index("MOUNTPOINT")
+    assert [line[place:].split()[0] for line in output[1:]] == [f"/mnt/{number}" for number in range(1000)]
+
+
+def test_no_mounts_are_a_table_without_lines(fake_control: FakeControlSocket) -> None:
+    fake_control.answer([])
+    assert len(run("mounts", "--config", fake_control.config).output.splitlines()) == 1
+
+
+def test_a_mount_that_is_aborted_is_named(fake_control: FakeControlSocket) -> None:
+    fake_control.answer(MOUNT)
+    result = run("abort", "--config", fake_control.config, "1a2b")
+    assert (result.exit_code, result.output) == (0, "aborted 1a2b3c4d: /mnt/a b, fuse.sshfs\n")
+    assert fake_control.questions == [b"abort 1a2b\n"]
+
+
+def test_what_cannot_be_aborted_is_told_in_one_line(fake_control: FakeControlSocket) -> None:
+    fake_control.answer({"error": "no live mount has the id '1a2b'"})
+    result = run("abort", "--config", fake_control.config, "1a2b")
+    assert (result.exit_code, result.output) == (1, "Error: no live mount has the id '1a2b'\n")
+
+
+def test_mounts_as_json_are_what_the_broker_answered(fake_control: FakeControlSocket) -> None:
+    fake_control.answer([MOUNT])
+    assert json.loads(run("mounts", "--config", fake_control.config, "--json").output) == [MOUNT]
+
+
+@pytest.mark.parametrize("field", ["mountpoint", "type", "source", "command", "container"])
+@pytest.mark.parametrize(
+    "text", ["\x1b[2Jgone", "a\rb", "a\nb", "\x9b2J", "a\x07\x08", "[red]x[/red]", "\udcff", "\u202etxt"]
+)
+def test_what_a_caller_chose_cannot_move_the_terminals_cursor(
+    fake_control: FakeControlSocket, field: str, text: str
+) -> None:
+    fake_control.answer([MOUNT | {field: text}])
+    output = run("mounts", "--config", fake_control.config).output
+    assert len(output.splitlines()) == 2
+    assert output.replace("\n", "").isprintable()
+    if text == "[red]x[/red]":
+        assert text in output
+
+
+def test_a_broker_that_does_not_run_is_told(fake_control: FakeControlSocket) -> None:
+    for command in ("status", "health", "mounts", "top"):
+        result = run(command, "--config", fake_control.config)
+        assert result.exit_code == 1
+        assert result.output.startswith(f"Error: no broker answers at {fake_control.path}: ")
+        assert result.output.count("\n") == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage\n", b'{"version": ', b"\xff\xfe\n"])
+def test_what_is_no_answer_is_told(fake_control: FakeControlSocket, content: bytes) -> None:
+    fake_control.answer(content)
+    result = run("status", "--config", fake_control.config)
+    assert result.exit_code == 1
+    assert result.output.startswith(f"Error: no broker answers at {fake_control.path}: ")
+
+
+def test_a_bad_configuration_is_told_by_every_command(tmp_path: Path) -> None:
+    file = tmp_path / "broker.toml"
+    file.write_text("x = 1")
+    commands: list[Callable[[], Result]] = [
+        lambda: run("status", "--config", file),
+        lambda: run("mounts", "--config", file),
+        lambda: run("top", "--config", file),
+    ]
+    for command in commands:
+        result = command()
+        assert (result.exit_code, result.output.partition(", ")[0]) == (1, f"Error: {file}: unknown key 'x'")
+
+
+ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\r\u202e"
+
+
+def poisoned(value: Any) -> Any:
+    """Return the answer with escape sequences in every string, keys too, as from an attacker who owns the front."""
+    if isinstance(value, dict):
+        return {key: poisoned(each) for key, each in value.items()} | {f"{key}{ESCAPES}": 1 for key in value}
+    if isinstance(value, list):
+        return [poisoned(each) for each in value]
+    return f"{value}{ESCAPES}" if isinstance(value, str) else value
+
+
+COUNTED = {name: {f"mount {ESCAPES}": 1} for name in ("requests", "limits_hit")}
+POISONED = [
+    ("status", poisoned(STATUS) | {"mount_states": {ESCAPES: 1}} | COUNTED),
+    ("status", STATUS | COUNTED | {"latency": {ESCAPES: {"buckets": [(0.001, 0), (None, 1)]}}}),
+    ("health", {"problem": ESCAPES}),
+    ("mounts", [poisoned(MOUNT)]),
+    ("abort", poisoned(MOUNT)),
+    ("abort", {"error": ESCAPES}),
+]
+
+
+@pytest.mark.parametrize(("command", "answer"), POISONED, ids=range(len(POISONED)))
+def test_who_owns_the_front_cannot_move_the_terminals_cursor(
+    fake_control: FakeControlSocket, command: str, answer: Any
+) -> None:
+    fake_control.answer(answer)
+    output = run(command, "--config", fake_control.config, *(["1a2b"] if command == "abort" else [])).output
+    assert output
+    assert output.replace("\n", "").isprintable()
+    assert output.isascii()
+
+
+STRANGE: list[Any] = [
+    *([], {}, None, 5, "text", [5], [[]], {"problem": []}),
+    STATUS | {"uptime_seconds": "long"},
+    STATUS | {"uptime_seconds": 1e999},
+    STATUS | {"latency": {"mount": {"buckets": [["a", "b"]]}}},
+    STATUS | {"front": {"pid": 1, "rss_bytes": 10**400}},
+    STATUS | {"requests": {"mount": {}}, "mount_states": []},
+    [MOUNT | {"mounted_at": 1e300}],
+    [MOUNT | {"mounted_at": "now"}],
+    [MOUNT | {"state": ["live"], "mountpoint": 5}],
+    b"[" * 100_000,
+    b"[" * 400 + b"]" * 400,
+    b'{"a":' * 100_000,
+    b"1" * 5000,
+    b'{"problem": NaN, "uptime_seconds": Infinity}',
+]
+
+
+@pytest.mark.parametrize("answer", STRANGE, ids=range(len(STRANGE)))
+@pytest.mark.parametrize("command", [["status"], ["health"], ["mounts"], ["abort", "1"], ["mounts", "--json"]])
+def test_what_no_broker_answers_ends_with_one_line(
+    fake_control: FakeControlSocket, command: list[str], answer: Any
+) -> None:
+    fake_control.answer(answer)
+    name, *rest = command
+    result = run(name, "--config", fake_control.config, *rest)
+    assert isinstance(result.exception, SystemExit | None)
+    if result.exit_code:
+        assert result.output.splitlines()[-1].startswith("Error: ")
+
+
+@pytest.mark.parametrize("answer", [each for each in STRANGE if not isinstance(each, bytes)], ids=str)
+def test_what_no_broker_answers_ends_top_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Any
+) -> None:
+    monkeypatch.setattr("fusermount3_broker.cli.control_client.ask", lambda *_: answer)
+    (tmp_path / "broker.toml").touch()
+    result = run("top", "--config", tmp_path / "broker.toml")
+    assert result.output == "Error: the broker's answer is malformed\n"
+
+
+def test_an_answer_without_an_end_is_not_waited_for(
+    fake_control: FakeControlSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fusermount3_broker.cli.control_client.LONGEST_ANSWER", 1000)
+    fake_control.answer(b" " * 1001)
+    result = run("mounts", "--config", fake_control.config)
+    assert result.output.endswith(": an answer of more than 1000 bytes\n")
+
+
+def test_an_answer_that_comes_slowly_is_not_waited_for(
+    fake_control: FakeControlSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even if bytes keep arriving."""
+    monkeypatch.setattr("fusermount3_broker.cli.control_client.PATIENCE", 0.2)
+    given_up = threading.Event()
+
+    def drip(listener: socket.socket, _: bytes) -> None:
+        connection, _address = listener.accept()
+        with connection:
+            while not given_up.wait(0.01):
+                with contextlib.suppress(OSError):
+                    connection.send(b" ", socket.MSG_NOSIGNAL)
+
+    monkeypatch.setattr(fake_control, "_serve", drip)
+    fake_control.answer(b"")
+    try:
+        assert "timed out" in run("health", "--config", fake_control.config).output
+    finally:
+        given_up.set()
+
+
+def test_a_mistake_in_the_configuration_cannot_move_the_terminals_cursor(tmp_path: Path) -> None:
+    file = tmp_path / "broker.toml"
+    file.write_text(f'"a{ESCAPES!r}"=1'.replace("'", "").replace("\\x", "\\u00"))
+    output = run("check-config", file).output
+    assert "unknown key" in output
+    assert output.replace("\n", "").isprintable()

@@ -1,0 +1,148 @@
+"""The dashboard and the table in docs/operations.md match the metrics that exist."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import promql_parser
+import pytest
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from fusermount3_broker.front.metrics import Exposition
+from tests.unit.fronts import FrontWithoutMounter
+
+ROOT = Path(__file__).parents[3]
+DASHBOARD: dict[str, Any] = json.loads((ROOT / "packaging/grafana/fusermount3-broker.json").read_text())
+OPERATIONS = ROOT / "docs/operations.md"
+#: Values that Grafana substitutes for its variables.
+VARIABLES = {"$__rate_interval": "1m", "$__range": "3h", "$job": ".+", "$instance": ".+"}
+#: Labels that Prometheus adds to scraped samples.
+ADDED = {"job", "instance"}
+
+
+@pytest.fixture
+def families(tmp_path: Path) -> list[Metric]:
+    """The endpoint's metrics for a front in which every metric has a sample."""
+    front = FrontWithoutMounter(tmp_path).front
+    front.limits_hit["mount_max"] += 1
+    front.latency.labels("mount").observe(0.003)
+    _, text = Exposition(front).text("")
+    found = list(parse_text(text.decode()))
+    assert all(family.samples for family in found)
+    return found
+
+
+def selectors(expression: Any) -> list[promql_parser.VectorSelector]:
+    """Return the metric selectors in a parsed expression."""
+    match expression:
+        case promql_parser.VectorSelector():
+            return [expression]
+        case promql_parser.MatrixSelector():
+            return [expression.vector_selector]
+        case promql_parser.BinaryExpr():
+            return selectors(expression.lhs) + selectors(expression.rhs)
+        case promql_parser.Call():
+            return [each for argument in expression.args for each in selectors(argument)]
+        case promql_parser.AggregateExpr() | promql_parser.ParenExpr() | promql_parser.SubqueryExpr():
+            return selectors(expression.expr)
+        case promql_parser.UnaryExpr():
+            return selectors(expression.expr)
+        case _:
+            return []
+
+
+def expressions() -> list[str]:
+    return [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
+
+
+def selected() -> list[promql_parser.VectorSelector]:
+    found = []
+    for expression in expressions():
+        for variable, value in VARIABLES.items():
+            expression = expression.replace(variable, value)
+        assert "$" not in expression
+        found += selectors(promql_parser.parse(expression))
+    return found
+
+
+def test_every_metric_on_the_dashboard_exists_with_its_labels(families: list[Metric]) -> None:
+    labels: dict[str, set[str]] = {}
+    values: set[tuple[str, str, str]] = set()
+    for sample in itertools.chain.from_iterable(family.samples for family in families):
+        labels.setdefault(sample.name, set()).update(sample.labels)
+        values |= {(sample.name, label, value) for label, value in sample.labels.items()}
+    for selector in selected():
+        assert selector.name in labels
+        for matcher in selector.matchers.matchers:
+            assert matcher.name in labels[selector.name] | ADDED
+            assert matcher.name in ADDED or (selector.name, matcher.name, matcher.value) in values
+
+
+def test_every_metric_is_on_the_dashboard(families: list[Metric]) -> None:
+    shown = {selector.name for selector in selected()}
+    for family in families:
+        suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(family.type, [""])
+        assert {family.name + suffix for suffix in suffixes} <= shown
+
+
+def test_what_is_grouped_by_is_a_label(families: list[Metric]) -> None:
+    labels = {label for family in families for sample in family.samples for label in sample.labels}
+    for expression in expressions():
+        for names in re.findall(r"by \((.*?)\)", expression):
+            assert set(names.split(", ")) <= labels
+    for panel in DASHBOARD["panels"]:
+        for target in panel["targets"]:
+            assert set(re.findall(r"{{(.*?)}}", target["legendFormat"])) <= labels | ADDED
+
+
+def test_grafana_finds_what_it_needs_of_each_panel() -> None:
+    panels = DASHBOARD["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    for panel in panels:
+        assert panel["type"] in ("timeseries", "stat")
+        assert panel["title"]
+        for source in (panel["datasource"], *(target["datasource"] for target in panel["targets"])):
+            assert source == {"type": "prometheus", "uid": "${datasource}"}
+        references = [target["refId"] for target in panel["targets"]]
+        assert references and len(set(references)) == len(references)
+    names = [variable["name"] for variable in DASHBOARD["templating"]["list"]]
+    assert names == ["datasource", "job", "instance"]
+    assert DASHBOARD["templating"]["list"][0]["type"] == "datasource"
+    assert DASHBOARD["id"] is None, "Grafana gives it"
+
+
+def test_no_panel_lies_on_another() -> None:
+    taken = set()
+    for panel in DASHBOARD["panels"]:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        for cell in itertools.product(
+            range(place["x"], place["x"] + place["w"]), range(place["y"], place["y"] + place["h"])
+        ):
+            assert cell not in taken
+            taken.add(cell)
+
+
+def described(family: Metric) -> str:
+    """Return a metric's line in the table."""
+    name = family.name + ("_total" if family.type == "counter" else "")
+    labels = sorted({f"`{label}`" for sample in family.samples for label in sample.labels if label != "le"})
+    return f"| `{name}` | {family.type} | {', '.join(labels)} | {family.documentation} |"
+
+
+def test_the_table_has_every_metric_and_no_other(families: list[Metric]) -> None:
+    table = re.findall(r"^\| `(?:fusermount3_broker|process)_.*$", OPERATIONS.read_text(), re.MULTILINE)
+    assert table == [described(family) for family in families]
+
+
+def test_the_page_says_what_to_do_about_each_metric_of_the_brokers(families: list[Metric]) -> None:
+    _, _, to_do = OPERATIONS.read_text().partition("What to look at, and what to do:")
+    names = {described(family).split("`")[1] for family in families}
+    ours = {name for name in names if name.startswith("fusermount3_broker_")} - {"fusermount3_broker_build_info"}
+    assert ours
+    assert {name for name in ours if f"`{name}" not in to_do} == set()

@@ -1,0 +1,179 @@
+"""docs/performance.md: benchmark results as text, tables and a plot, all generated from stored numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks import metafuse, page, plot, results
+from benchmarks.__main__ import PAGE, PLOT, STORED, parse
+from benchmarks.results import (
+    GENUINE,
+    PROXY,
+    Calls,
+    Concurrency,
+    DataPath,
+    Job,
+    Latency,
+    Machine,
+    Memory,
+    Results,
+    Timing,
+    Transfer,
+    Waiting,
+)
+
+KIB, MIB, GIB = 1024, 1024**2, 1024**3
+MACHINE = Machine("2026-01-31", "Linux 6.18.0", "A processor", 2, 8 * GIB, {"fusermount3": "3.14.0"}, [0.0, 2.4])
+LATENCY = Latency(
+    exec_to_descriptor={GENUINE: Timing(0.5, 1.0, 1000), PROXY: Timing(1.5, 2.5, 1000)},
+    start_to_exit={"nothing": Timing(0.4, 0.5, 100), "proxy -V": Timing(1.6, 2.0, 100)},
+    not_measured={"another proxy": "it can't be had"},
+)
+CALLERS = Concurrency(
+    8,
+    Calls([100.0, 120.0, 110.0], Timing(4.0, 10.0, 330), 0),
+    Calls([50.0, 55.0, 60.0], Timing(8.0, 30.0, 165), 0),
+)
+MEMORY = Memory(1000, 30 * MIB, 32 * MIB, {GENUINE: Waiting(200 * KIB, 90 * KIB), PROXY: Waiting(300 * KIB, 120 * KIB)})
+
+
+def job(*ratios: float) -> Job:
+    """Return a job with one round per ratio, in which the proxy's side is faster by that ratio."""
+    genuine = [Transfer(200e6, 100, 400) for _ in ratios]
+    return Job("random read", "4k", 1, genuine, [Transfer(200e6 * ratio, 110, 420) for ratio in ratios])
+
+
+NOISE = job(0.98, 1.01, 1.0, 1.02, 0.99, 1.0, 1.01, 0.97)
+RESULTS = Results(MACHINE, False, LATENCY, [CALLERS], DataPath("bindfs 1.14", [NOISE]), MEMORY)
+
+
+def rows(text: str) -> list[list[str]]:
+    """Return the cells of all tables."""
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+
+
+def test_latency_is_shown_as_p50_and_p99_with_their_ratios() -> None:
+    assert [PROXY, "1.50 ms", "2.50 ms", "3.00", "2.50", "1000"] in rows(page.latency(LATENCY))
+
+
+def test_what_was_not_measured_is_in_the_table_with_the_reason() -> None:
+    assert ["another proxy", "not measured: it can't be had", "", "", "", ""] in rows(page.latency(LATENCY))
+
+
+def test_callers_are_shown_with_the_median_of_the_rounds_and_where_they_went() -> None:
+    assert ["8", PROXY, "55 (50 to 60)", "0.50", "8.0 ms", "30.0 ms", "2.00", "3.00", "165"] in rows(
+        page.callers([CALLERS])
+    )
+
+
+def test_calls_that_failed_are_told_and_missed() -> None:
+    failed = replace(CALLERS, proxy=replace(CALLERS.proxy, failed=3))
+    assert "3 calls failed" in page.callers([failed])
+    assert "failed" not in page.callers([CALLERS])
+    assert replace(RESULTS, callers=[failed]).missed() == ["callers: 3 calls failed"]
+
+
+@pytest.mark.parametrize(
+    ("ratios", "verdict"),
+    [
+        ((0.9, 1.1, 1.0, 0.9, 1.1, 1.0, 0.9, 1.1), "yes"),
+        ((0.99, 0.98, 0.99, 0.97, 0.99, 0.98, 0.99, 0.98), "**no**"),
+        ((1.01, 1.02, 1.01, 1.03, 1.01, 1.02, 1.01, 1.03), "**no**"),
+        ((0.5, 0.5), "not judged"),
+    ],
+)
+def test_the_data_path_is_the_same_unless_one_side_was_faster_in_all_of_enough_rounds(
+    ratios: tuple[float, ...], verdict: str
+) -> None:
+    measured = DataPath("bindfs 1.14", [job(*ratios)])
+    assert rows(page.datapath(measured))[-1][4] == verdict
+    assert bool(replace(RESULTS, datapath=measured).missed()) == (verdict == "**no**")
+
+
+def test_the_data_path_is_shown_with_throughput_ratio_and_the_spread_of_the_rounds() -> None:
+    assert rows(page.datapath(DataPath("bindfs 1.14", [NOISE])))[-1] == [
+        "random read, 4k, 1 job",
+        "200 (200 to 200)",
+        "200 (194 to 204)",
+        "1.00 (0.97 to 1.02)",
+        "yes",
+        "100, 110 µs",
+        "400, 420 µs",
+    ]
+
+
+def test_memory_is_shown_with_what_a_mount_adds() -> None:
+    shown = rows(page.memory(MEMORY))
+    assert ["what a mount adds", "2.05 KiB"] in shown
+    assert ["proxy that waits with auto_unmount, alone", "300 KiB"] in shown
+
+
+def test_the_page_says_where_and_when() -> None:
+    text = page.rendered(RESULTS)
+    for said in (
+        "2026-01-31",
+        "Linux 6.18.0",
+        "A processor",
+        "2 processors",
+        "8.0 GiB",
+        "fusermount3 3.14.0",
+        "0 to 2 %",
+    ):
+        assert said in text
+    assert "quick" not in text
+    assert "busy" not in text
+
+
+def test_the_page_says_when_the_numbers_mean_little() -> None:
+    assert "**A quick run**" in page.rendered(replace(RESULTS, quick=True))
+    busy = replace(RESULTS, machine=replace(MACHINE, busy=[0.0, 60.0]))
+    assert "**The machine was busy with other things**" in page.rendered(busy)
+
+
+def test_parts_that_were_not_selected_are_not_shown() -> None:
+    assert list(page.shown(Results(MACHINE, False, memory=MEMORY))) == [page.memory(MEMORY)]
+
+
+def test_results_are_stored_and_loaded_as_they_were(tmp_path: Path) -> None:
+    stored = tmp_path / "results.json"
+    results.store(RESULTS, stored)
+    assert results.load(stored) == RESULTS
+
+
+def test_the_same_numbers_are_drawn_as_the_same_bytes(tmp_path: Path) -> None:
+    stored = tmp_path / "results.json"
+    results.store(RESULTS, stored)
+    pictures = [tmp_path / "one.svg", tmp_path / "two.svg"]
+    for picture in pictures:
+        plot.draw(RESULTS, stored, picture)
+    assert pictures[0].read_bytes() == pictures[1].read_bytes()
+    assert plot.source(stored) in pictures[0].read_text()
+
+
+def test_the_document_is_what_is_made_of_the_stored_numbers() -> None:
+    assert PAGE.read() == page.rendered(results.load(STORED)), "make it anew: python -m benchmarks --render"
+
+
+def test_the_plot_is_drawn_from_the_stored_numbers() -> None:
+    assert plot.source(STORED) in PLOT.read_text(), "make it anew: python -m benchmarks --render"
+
+
+def test_only_a_run_of_all_that_is_compared_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse(["--write", "latency", "callers", "datapath", "memory"]).write
+    with pytest.raises(SystemExit):
+        parse(["--write", "latency", "memory"])
+    assert "--write needs also: callers, datapath" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("stdout", "stderr"),
+    [
+        ('{"Error": "module a: reading https://proxy.example/a/@v/list: 403 Forbidden\\n\\tnot here"}', ""),
+        ("", "module a: reading https://proxy.example/a/@v/list: 403 Forbidden\n\tnot here\n"),
+    ],
+)
+def test_a_module_that_cannot_be_had_is_a_reason_without_addresses(stdout: str, stderr: str) -> None:
+    assert metafuse.reason(stdout, stderr) == "module a: reading 403 Forbidden not here"

@@ -1,0 +1,495 @@
+"""How the front handles mounts whose server is unknown, with a mounter that the test plays."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from fusermount3_broker.front import connection_survey, control_socket, dead_mounts, mount_watch
+from fusermount3_broker.front.context import Front
+from fusermount3_broker.front.decisions.limits import AccountName, account_of
+from fusermount3_broker.front.health import Health
+from fusermount3_broker.front.model import Device, Mount, MountNamespace
+from fusermount3_broker.front.mount_watch import Watch
+from fusermount3_broker.front.mounter_client import Mounter, Operation
+from fusermount3_broker.front.serving_processes import MOMENT
+from fusermount3_broker.front.tables.mount_table import Registry
+from fusermount3_broker.messages import mounter as messages
+from fusermount3_broker.messages.mounter import (
+    Asked,
+    Failed,
+    Found,
+    NobodyThere,
+    Reaped,
+    StartReap,
+    StartSearch,
+    StartSurvey,
+    Surveyed,
+)
+from fusermount3_broker.service.configuration import Configuration, Deadlines
+from tests.unit.fakes import FakeFusectl
+
+NAMESPACE = 7
+CGROUP = b"0::/machine.slice/one\n"
+ACCOUNT = account_of(CGROUP, os.getuid())
+OTHER = AccountName("container /machine.slice/other")
+PARENT = 4_194_300  # a pid that no process has
+
+
+class Kernel:
+    """The mounts and processes, and a mounter whose children look at them.
+
+    `servers` maps a device to the pid and the descriptor by which it is served, `waiting` to the number of requests
+    that wait for it, and `answers` to the errno with which it answers a child; without one it is dead (ENOTCONN).
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.fusectl = FakeFusectl(directory / "fusectl")
+        self.proc = directory / "proc"
+        self.proc.mkdir()
+        self.descriptor = os.open(self.proc, os.O_PATH)
+        self.servers: dict[int, tuple[int, int]] = {}
+        self.waiting: dict[int, int] = {}
+        self.answers: dict[int, int] = {}
+        self.fails = False
+        self.nobody_in: set[int] = set()
+        self.started: list[messages.Record] = []
+        self.children: list[asyncio.Task[None]] = []
+        self.held: asyncio.Event | None = None
+        self.asking = self.most_asking = 0
+        self.seconds_of_reaping = 0.0
+
+    def add_process(self, pid: int, cgroup: bytes = CGROUP) -> None:
+        (self.proc / f"{pid}").mkdir()
+        (self.proc / f"{pid}/cgroup").write_bytes(cgroup)
+        (self.proc / f"{pid}/stat").write_text(f"{pid} (a) b) S {PARENT} 1")
+
+    async def begin(self, start: messages.Start, descriptors: list[int]) -> Operation:
+        assert descriptors == []
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.started.append(start)
+        self.asking += isinstance(start, StartReap)
+        self.most_asking = max(self.most_asking, self.asking)
+        self.children.append(asyncio.create_task(self._be_child(start, theirs)))
+        return Operation(ours, 0)
+
+    async def _be_child(self, start: messages.Record, conversation: socket.socket) -> None:
+        with conversation:
+            if isinstance(start, StartReap):
+                await asyncio.sleep(self.seconds_of_reaping)
+                self.asking -= 1  # the front may begin another child as soon as it reads the last answer
+            for record in self._answer(start):
+                conversation.send(messages.dump(record))
+            if self.held and isinstance(start, StartReap):
+                await self.held.wait()
+
+    def _answer(self, start: messages.Record) -> Iterator[messages.Record]:
+        if self.fails:
+            yield Failed(errno.EIO, b"a step")
+        elif isinstance(start, StartSurvey):
+            yield Surveyed(b"".join(self._survey(*map(int, line.split())) for line in start.connections.splitlines()))
+        elif isinstance(start, StartSearch):
+            wanted, pids = (set(map(int, lines.splitlines())) for lines in (start.devices, start.pids))
+            found = [(device, *each) for device, each in self.servers.items() if device in wanted and each[0] in pids]
+            yield Found(b"".join(b"%d %d %d\n" % each for each in found))
+        elif isinstance(start, StartReap):
+            yield from self._reap(start)
+
+    def _survey(self, device: int, _inode: int, pid: int, descriptor: int) -> bytes:
+        served = self.servers.get(device) == (pid, descriptor)
+        return b"%d %d %d\n" % (device, self.waiting.get(device, 0), served)
+
+    def _reap(self, start: StartReap) -> Iterator[messages.Record]:
+        if start.mount_namespace in self.nobody_in:
+            yield NobodyThere()
+            return
+        for device in map(int, start.devices.splitlines()):
+            answer = self.answers.get(device, errno.ENOTCONN)
+            if answer == errno.ENOTCONN and start.unmount:
+                self.fusectl.disconnect(device)
+            yield Asked(device, answer, int(start.unmount and answer == errno.ENOTCONN))
+            if answer == errno.ETIMEDOUT:
+                return
+        yield Reaped()
+
+    def asked(self) -> list[list[int]]:
+        """Return the devices that each child was told to ask."""
+        starts = [each for each in self.started if isinstance(each, StartReap)]
+        return [list(map(int, start.devices.splitlines())) for start in starts]
+
+    def count(self, kind: type[messages.Record]) -> int:
+        return sum(isinstance(each, kind) for each in self.started)
+
+
+class Scene:
+    """A front that watches its mounts, and whose mounter, fusectl and /proc are the fake kernel's."""
+
+    def __init__(self, directory: Path) -> None:
+        self.kernel = Kernel(directory)
+        self.registry = Registry(directory / "state", self.kernel.fusectl.descriptor)
+        self.logged: list[str] = []
+        configuration = Configuration(deadlines=Deadlines(operation=1), hung_seconds=1, dead_mounts_seconds=1)
+        mounter = cast(Mounter, self.kernel)
+        self.front = Front(configuration, mounter, self.registry, self._log, self.kernel.descriptor)
+
+    def close(self) -> None:
+        self.registry.close()
+        os.close(self.kernel.fusectl.descriptor)
+        os.close(self.kernel.descriptor)
+
+    def _log(self, priority: int, message: str, **fields: Any) -> None:
+        assert priority
+        self.logged.append(f"{message} ({fields.get('request_id')})")
+
+    def mount(self, device: int, account: AccountName = ACCOUNT, pid: int = PARENT - 1, **fields: Any) -> Mount:
+        mount = Mount(
+            device=Device(device),
+            connection=self.kernel.fusectl.connect(device),
+            namespace=MountNamespace(fields.pop("namespace", NAMESPACE)),
+            uid=1000,
+            pid=pid,
+            command="sshfs",
+            container="",
+            account=account,
+            mountpoint=b"/mnt",
+            type="fuse.sshfs",
+            source=b"s",
+            mounted_at=0.0,
+            request_id=f"{device:08x}",
+            **fields,
+        )
+        self.registry.add(mount)
+        return mount
+
+    def state(self, mount: Mount) -> str:
+        return self.front.state(mount)
+
+    def watch(self, body: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run `body` while the front watches its mounts."""
+
+        async def watching() -> None:
+            self.front.serving.news = asyncio.Event()
+            task = asyncio.create_task(Watch(self.front).run())
+            try:
+                await body()
+            finally:
+                task.cancel()
+                await asyncio.wait([task])
+                await asyncio.gather(*self.kernel.children, *self.front.stuck)
+                self.kernel.children.clear()
+
+        asyncio.run(watching())
+
+    def watch_until(self, true: Callable[[], object]) -> None:
+        self.watch(lambda: until(true))
+
+
+async def until(true: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not true():
+            await asyncio.sleep(0.01)
+
+
+def set_moment(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    for module in ("serving_processes", "dead_mounts"):
+        monkeypatch.setattr(f"fusermount3_broker.front.{module}.MOMENT", seconds)
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    set_moment(monkeypatch, 0.05)
+    scene = Scene(tmp_path)
+    yield scene
+    scene.close()
+
+
+@pytest.fixture
+def program() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that a test may name as the server of a mount."""
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        yield process
+        process.kill()
+
+
+def test_what_nobody_serves_and_says_that_it_is_dead_is_unmounted(scene: Scene) -> None:
+    scene.mount(5)
+    scene.watch_until(lambda: not list(scene.registry))
+    assert scene.logged == ["unmounted a dead mount: its program is gone (00000005)"]
+    assert scene.front.requests["reap unmounted"] == 1
+
+
+def test_who_comes_to_unmount_a_mount_finds_it_for_a_moment(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_moment(monkeypatch, MOMENT)
+    scene.mount(5)
+    begun = time.monotonic()
+    scene.watch_until(lambda: not list(scene.registry))
+    assert time.monotonic() - begun >= MOMENT
+
+
+@pytest.mark.parametrize("answer", [0, errno.EAGAIN, errno.ENOENT, errno.ENODATA, errno.EACCES])
+def test_what_nobody_seems_to_serve_is_not_called_dead(scene: Scene, answer: int) -> None:
+    mount = scene.mount(5)
+    scene.kernel.answers[5] = answer
+    scene.watch_until(lambda: scene.kernel.count(StartReap) >= 2)
+    assert scene.state(mount) == "live"
+    assert scene.logged == []
+
+
+def test_a_mounter_that_fails_makes_nothing_dead(scene: Scene) -> None:
+    mount = scene.mount(5)
+    scene.kernel.fails = True
+    scene.watch_until(lambda: scene.kernel.count(StartSurvey) >= 3)
+    assert scene.state(mount) == "live"
+    assert list(scene.registry) == [mount]
+    assert scene.logged == []
+
+
+def test_what_a_process_of_its_account_serves_is_not_asked(scene: Scene, program: subprocess.Popen[bytes]) -> None:
+    mount = scene.mount(5)
+    scene.kernel.add_process(program.pid)
+    scene.kernel.servers[5] = program.pid, 3
+    scene.watch_until(lambda: scene.front.serving.of(mount) == (program.pid, 3))
+    scene.watch_until(lambda: scene.kernel.count(StartSurvey) >= 4)
+    assert scene.kernel.asked() == []
+    assert scene.kernel.count(StartSearch) == 2, "one for each time that it began to watch"
+
+
+def test_the_processes_of_others_are_not_looked_at(scene: Scene, program: subprocess.Popen[bytes]) -> None:
+    """However many descriptors they have."""
+    scene.mount(5)
+    scene.kernel.add_process(program.pid)
+    for pid in range(10, 20):
+        scene.kernel.add_process(pid, b"0::/machine.slice/other\n")
+    scene.watch_until(lambda: not list(scene.registry))
+    searched = [each.pids for each in scene.kernel.started if isinstance(each, StartSearch)]
+    assert set(searched) == {b"%d\n" % program.pid}
+
+
+def test_the_end_of_a_process_is_news(scene: Scene, program: subprocess.Popen[bytes]) -> None:
+    """The front doesn't have to look for it: its looks are an hour apart."""
+    scene.front.configuration = replace(scene.front.configuration, dead_mounts_seconds=3600, hung_seconds=0)
+    mount = scene.mount(5)
+    scene.kernel.add_process(program.pid)
+    scene.kernel.servers[5] = program.pid, 3
+
+    async def end() -> None:
+        await until(lambda: scene.front.serving.of(mount) == (program.pid, 3))
+        scene.kernel.servers.clear()
+        program.kill()
+        await until(lambda: not list(scene.registry))
+
+    scene.watch(end)
+
+
+def test_a_child_of_the_process_that_ended_is_found(scene: Scene, program: subprocess.Popen[bytes]) -> None:
+    mount = scene.mount(5)
+    scene.kernel.add_process(program.pid)
+    scene.kernel.add_process(os.getpid())
+    scene.kernel.servers[5] = program.pid, 3
+
+    async def end() -> None:
+        await until(lambda: scene.front.serving.of(mount) == (program.pid, 3))
+        scene.kernel.servers[5] = os.getpid(), 4
+        program.kill()
+        await until(lambda: scene.front.serving.of(mount) == (os.getpid(), 4))
+
+    scene.watch(end)
+    assert scene.kernel.asked() == []
+
+
+def test_who_has_closed_its_descriptor_and_lives_is_found_out(scene: Scene, program: subprocess.Popen[bytes]) -> None:
+    mount = scene.mount(5)
+    scene.kernel.add_process(program.pid)
+    scene.kernel.servers[5] = program.pid, 3
+
+    async def close() -> None:
+        await until(lambda: scene.front.serving.of(mount) == (program.pid, 3))
+        scene.kernel.servers.clear()
+        await until(lambda: not list(scene.registry))
+
+    scene.watch(close)
+
+
+def test_the_parent_of_the_caller_is_believed_to_serve_at_first(scene: Scene, program: subprocess.Popen[bytes]) -> None:
+    scene.kernel.add_process(600)
+    (scene.kernel.proc / "600/stat").write_text(f"600 (fusermount3) S {program.pid} 1")
+
+    async def mount() -> None:
+        await asyncio.sleep(0)
+        scene.kernel.servers[5] = program.pid, 3
+        mount = scene.mount(5, pid=600)
+        await until(lambda: scene.front.serving.of(mount) == (program.pid, 3))
+
+    scene.watch(mount)
+    searched = [each.pids for each in scene.kernel.started if isinstance(each, StartSearch)]
+    assert searched == [b"%d\n600\n" % program.pid] or searched == [b"600\n%d\n" % program.pid]
+
+
+def test_where_that_is_switched_off_it_is_called_dead_and_stays(scene: Scene) -> None:
+    scene.front.configuration = replace(scene.front.configuration, dead_mounts_seconds=0)
+    mount = scene.mount(5)
+    scene.watch_until(lambda: scene.state(mount) == "dead")
+    assert list(scene.registry) == [mount]
+    assert not any(each.unmount for each in scene.kernel.started if isinstance(each, StartReap))
+
+
+def test_a_volume_that_is_dead_at_its_target_stays_there(scene: Scene) -> None:
+    mount = scene.mount(5, volume=b"pods/1/mount", namespace=scene.front.mount_namespace)
+    scene.watch_until(lambda: scene.state(mount) == "dead")
+    assert list(scene.registry) == [mount]
+
+
+def test_a_volume_whose_program_is_gone_with_its_namespace_is_asked_at_the_target(scene: Scene) -> None:
+    scene.kernel.nobody_in = {NAMESPACE}
+    mount = scene.mount(5, volume=b"pods/1/mount")
+    scene.watch_until(lambda: scene.state(mount) == "dead")
+    reaps = [(each.mount_namespace, each.unmount) for each in scene.kernel.started if isinstance(each, StartReap)]
+    assert reaps == [(NAMESPACE, True), (scene.front.mount_namespace, False)]
+    assert list(scene.registry) == [mount]
+
+
+def test_what_was_aborted_is_unmounted_although_its_program_is_there(
+    scene: Scene, program: subprocess.Popen[bytes]
+) -> None:
+    mount = scene.mount(5)
+    scene.kernel.add_process(program.pid)
+    scene.kernel.servers[5] = program.pid, 3
+
+    async def abort() -> None:
+        await until(lambda: scene.front.serving.of(mount) == (program.pid, 3))
+        scene.front.states.note_dead(mount.connection)
+        scene.front.serving.suspect(mount, time.monotonic())
+        await until(lambda: not list(scene.registry))
+
+    scene.watch(abort)
+
+
+def test_a_mount_of_a_process_that_is_not_to_be_seen_is_not_asked(scene: Scene) -> None:
+    mount = scene.mount(5, pid=0)
+    scene.watch_until(lambda: scene.kernel.count(StartSurvey) >= 2)
+    assert (scene.kernel.asked(), scene.state(mount)) == ([], "live")
+
+
+def test_all_that_is_dead_in_a_namespace_is_unmounted_by_one_child(scene: Scene) -> None:
+    for device in range(5, 205):
+        scene.mount(device, namespace=NAMESPACE + device % 2)
+    scene.watch_until(lambda: not list(scene.registry))
+    asked = scene.kernel.asked()
+    assert sum(map(len, asked)) == 200
+    assert len(asked) <= 6, "a busy machine makes some more of them due later than others, but not each by itself"
+
+
+def test_very_many_that_are_dead_in_a_namespace_are_unmounted_by_several_children_at_once(scene: Scene) -> None:
+    for device in range(5, 905):
+        scene.mount(device)
+    scene.watch_until(lambda: not list(scene.registry))
+    asked = scene.kernel.asked()
+    assert sum(map(len, asked)) == 900
+    assert max(map(len, asked)) <= dead_mounts.MOST_OF_A_CHILD
+    assert scene.kernel.most_asking == dead_mounts.CHILDREN_OF_AN_ACCOUNT
+
+
+def test_children_that_ask_are_bounded_for_all_accounts_together(scene: Scene) -> None:
+    scene.kernel.seconds_of_reaping = 0.2
+    for account in range(4):
+        for number in range(600):
+            scene.mount(5 + 600 * account + number, account=AccountName(f"account {account}"))
+    scene.watch_until(lambda: not list(scene.registry))
+    assert scene.kernel.most_asking == dead_mounts.CHILDREN_AT_ONCE
+
+
+def test_what_does_not_answer_comes_last_and_holds_up_nothing_else(scene: Scene) -> None:
+    silent = [scene.mount(device) for device in range(5, 8)]
+    scene.mount(8)
+    scene.kernel.answers = {mount.device: errno.ETIMEDOUT for mount in silent}
+    scene.watch_until(lambda: len(list(scene.registry)) == len(silent) and len(scene.kernel.asked()) >= 6)
+    assert [len(devices) for devices in scene.kernel.asked()][:4] == [4, 3, 2, 1]
+    assert {scene.state(mount) for mount in silent} == {"live"}
+
+
+def test_an_account_has_one_inquiry_and_what_holds_it_holds_no_other_account(scene: Scene) -> None:
+    scene.mount(5, OTHER)
+    scene.mount(6, OTHER, namespace=NAMESPACE + 1)
+    scene.kernel.answers = {5: errno.ETIMEDOUT}
+
+    async def hold() -> None:
+        scene.kernel.held = asyncio.Event()
+        try:
+            await until(lambda: scene.kernel.asked())
+            scene.mount(7)
+            await until(lambda: not scene.registry.find(Device(7)))
+            assert scene.kernel.asked().count([5]) == 1
+        finally:
+            scene.kernel.held.set()
+
+    scene.watch(hold)
+
+
+def test_no_more_accounts_have_inquiries_than_there_is_room_for_and_all_have_their_turn(scene: Scene) -> None:
+    for device in range(5, 35):
+        scene.mount(device, AccountName(f"container /machine.slice/{device}"))
+    most = 0
+
+    async def count() -> None:
+        nonlocal most
+        while list(scene.registry):
+            begun = sum(not child.done() for child in scene.kernel.children)
+            most = max(most, begun)
+            await asyncio.sleep(0)
+
+    scene.watch(count)
+    assert 1 <= most <= dead_mounts.AT_ONCE + 1, "and a survey"
+
+
+def test_requests_that_do_not_move_make_a_mount_hung(scene: Scene, program: subprocess.Popen[bytes]) -> None:
+    mount = scene.mount(5)
+    scene.kernel.add_process(program.pid)
+    scene.kernel.servers[5], scene.kernel.waiting[5] = (program.pid, 3), 2
+    scene.watch_until(lambda: scene.state(mount) == "hung")
+    scene.kernel.waiting[5] = 1
+    scene.watch_until(lambda: scene.state(mount) == "live")
+
+
+def test_who_asks_how_mounts_are_is_told_what_waits_now(scene: Scene) -> None:
+    mounts = [scene.mount(device) for device in range(5, 8)]
+    scene.kernel.waiting = {5: 1, 6: 2, 7: 3}
+    health = Health(scene.front, asyncio.Event())
+    told = asyncio.run(control_socket._answer(scene.front, health, "mounts"))
+    assert [row["waiting"] for row in told] == [1, 2, 3]
+    assert [scene.front.states.waiting(mount.connection) for mount in mounts] == [1, 2, 3]
+
+
+def test_a_look_is_at_so_many_mounts_however_many_there_are(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mount_watch, "LOOKS_A_SECOND", 10)
+    for device in range(5, 30):
+        scene.mount(device, pid=0)
+    looker = Watch(scene.front)
+
+    async def look() -> None:
+        for _ in range(3):
+            await looker.look(1)
+
+    asyncio.run(look())
+    lines = [each.connections.splitlines() for each in scene.kernel.started if isinstance(each, StartSurvey)]
+    assert [len(each) for each in lines] == [10, 10, 5]
+    assert len({line for each in lines for line in each}) == 25
+
+
+def test_the_lines_of_the_longest_records_fit() -> None:
+    line = b"%d %d %d %d\n" % (2**32 - 1, 2**32 - 1, 2**22, 2**20)
+    messages.dump(StartSurvey(5, line * connection_survey.MOST_SURVEYED))
+    messages.dump(Surveyed(line * connection_survey.MOST_SURVEYED))
+    devices = b"%d\n" % (2**32 - 1) * dead_mounts.MOST_AT_ONCE
+    messages.dump(StartSearch(5, devices, b"%d\n" % 2**22 * dead_mounts.MOST_PROCESSES))
+    messages.dump(Found(b"%d %d %d\n" % (2**32 - 1, 2**22, 2**20) * dead_mounts.MOST_AT_ONCE))
+    messages.dump(StartReap(5, 2**32 - 1, True, devices))
