@@ -22,7 +22,7 @@ import pytest
 
 from fusermount3_broker.kernel import ownership_marks, syscalls
 from fusermount3_broker.messages import mounter
-from fusermount3_broker.mounter import volume_helper, volume_targets
+from fusermount3_broker.mounter import fuse_connections, volume_helper, volume_targets
 from fusermount3_broker.mounter.daemon import SPARES
 from fusermount3_broker.mounter.kept_descriptors import Descriptors
 from tests.e2e.conftest import wait_until
@@ -621,9 +621,9 @@ def reader(path: Path, seen: Path, *not_its_own: int) -> int:
                 last = now
 
 
-def says(seen: Path, number: int) -> bool:
+def says(seen: Path, last: object) -> bool:
     """Return whether this is the last result that a reader has recorded."""
-    return seen.exists() and seen.read_text().endswith(f"{number}\n")
+    return seen.exists() and seen.read_text().endswith(f"{last}\n")
 
 
 def test_who_reads_all_the_time_sees_one_program_after_the_other_and_no_placeholder(tmp_path: Path) -> None:
@@ -654,6 +654,30 @@ def test_who_reads_all_the_time_sees_one_program_after_the_other_and_no_placehol
         program.kill()
         lines = set(seen.read_text().split())
         assert lines <= {"ready", "not", "kept", "ENOTCONN", "ECONNABORTED", "EIO", *map(str, range(21))}, lines
+
+    with_volume(tmp_path, body)
+
+
+def test_a_volume_whose_files_are_read_all_the_time_is_not_served_once_its_program_is_dead(tmp_path: Path) -> None:
+    """The kernel counts the requests of the reader for a moment each, though nobody is there to answer them."""
+
+    def body(front: OwnedFront, volume: Volume) -> None:
+        publish(front, volume)
+        run(["mount", "-t", "fusectl", "fusectl", "/sys/fs/fuse/connections"])
+        fusectl = os.open("/sys/fs/fuse/connections", os.O_PATH)
+        program = serve(front, volume)
+        child = reader(volume.file, tmp_path / "seen")
+        wait_until(partial(says, tmp_path / "seen", "hello"))
+        program.kill()
+        wait_until(partial(says, tmp_path / "seen", "ENOTCONN"))
+        device = int(volume.mounts()[-1].device.partition(":")[2])
+        with fuse_connections.Connection(fusectl, device) as connection:
+            assert any(connection.waiting() for _ in range(1_000_000)), "it does not count: nothing is tested here"
+        for _ in range(5_000):
+            assert fuse_connections.alive(fusectl, [device]) == set()
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(fusectl)
 
     with_volume(tmp_path, body)
 

@@ -22,7 +22,7 @@ class StartReap(NamedTuple):
 class Asked(NamedTuple):
     """The answer of the filesystem of `device`, and how many of its mounts the child has unmounted.
 
-    `answer` is 0 if a FUSE program serves it; ENOTCONN: it is dead; EAGAIN: it was not probed, because a request waits
+    `answer` is 0 if a FUSE program serves it; ENOTCONN: it is dead; EAGAIN: it was not probed, because requests wait
     in its connection, which therefore is not dead; ETIMEDOUT: no answer came; ENOENT: it is not mounted there; ENODATA:
     it reveals nothing to this user namespace. Any other value reveals nothing either.
     """

@@ -19,9 +19,11 @@ _READ = os.O_RDONLY | os.O_CLOEXEC
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _FUSE_DEVICE = "/dev/fuse"
 _FDINFO = b"fuse_connection:\t"
-#: Seconds between two reads of the number of waiting requests in `hangs`. A FUSE program that takes one request at a
-#: time shows a change only for as long as the kernel takes to send it the next.
+#: Seconds between two reads of the number of waiting requests. A FUSE program that takes one request at a time shows a
+#: change only for as long as the kernel takes to send it the next.
 _LOOK_AGAIN = 0.002
+#: Seconds for which a number of waiting requests must never be zero to prove that a process holds the descriptor.
+_PROOF = 0.25
 
 
 class Served(NamedTuple):
@@ -80,8 +82,22 @@ def exists(fusectl: int, device: int) -> bool:
     return os.access(f"{device}", os.F_OK, dir_fd=fusectl)
 
 
-def is_waited_for(fusectl: int, device: int) -> bool:
-    """Return whether a request waits to be answered in the connection of `device`."""
+def alive(fusectl: int, devices: Iterable[int]) -> set[int]:
+    """Return those of the connections in which requests wait for a while: a process holds their descriptor.
+
+    A connection ends when the last holder closes the descriptor, and all its requests with it. But the kernel counts a
+    request before it finds that the connection has ended (fs/fuse/dev.c, fuse_get_req), so a number from a single look
+    may be that of processes that try a dead filesystem again and again.
+    """
+    give_up = time.monotonic() + _PROOF
+    waited_for = {each for each in devices if _is_waited_for(fusectl, each)}
+    while waited_for and time.monotonic() < give_up:
+        time.sleep(_LOOK_AGAIN)
+        waited_for = {each for each in waited_for if _is_waited_for(fusectl, each)}
+    return waited_for
+
+
+def _is_waited_for(fusectl: int, device: int) -> bool:
     try:
         with Connection(fusectl, device) as connection:
             return connection.waiting() > 0

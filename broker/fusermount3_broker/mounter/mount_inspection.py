@@ -53,8 +53,7 @@ def reap(opened: Descriptors, talk: Conversation, start: mounter.StartReap) -> N
     """Ask filesystems in a mount namespace whether they are dead, and unmount those that are."""
     with talk.bounded("look"):
         devices = [int(line) for line in start.devices.splitlines()]
-        # A waiting request proves that a process holds the descriptor: all requests end when the last holder closes it.
-        waited_for = {each for each in devices if fuse_connections.is_waited_for(opened.fusectl, each)}
+        alive = fuse_connections.alive(opened.fusectl, devices)
     if not _join(opened, talk, start.mount_namespace):
         talk.say(mounter.NobodyThere())
         return
@@ -63,7 +62,7 @@ def reap(opened: Descriptors, talk: Conversation, start: mounter.StartReap) -> N
     try:
         for device in devices:
             with talk.bounded("unmount", _SECONDS_EACH):
-                answer, unmounted = (errno.EAGAIN, 0) if device in waited_for else reaper.reap(device)
+                answer, unmounted = (errno.EAGAIN, 0) if device in alive else reaper.reap(device)
             talk.say(mounter.Asked(device, answer, unmounted))
             if answer == errno.ETIMEDOUT:
                 return  # the front decides what happens next; do not wait for it here

@@ -191,12 +191,12 @@ class Target:
     def _is_dead(self, entry: int, mount: Mount) -> bool:
         """Return whether no FUSE program serves the topmost filesystem; False also if that is not FUSE. Raises OSError.
 
-        A waiting request proves that a process holds the descriptor: all requests end when the last holder closes it.
-        So the filesystem is asked only if no request waits. If it reports nothing to this user namespace, the search
-        for a process of its pod that holds the descriptor decides, which takes longer.
+        The filesystem is asked only if it is not known to be alive: its program may be one that never answers. If it
+        reports nothing to this user namespace, the search for a process of its pod that holds the descriptor decides,
+        which takes longer.
         """
         fuse = mount_tree.fuse_if_any(mount_tree.look(entry).mount_id)
-        if fuse is None or fuse_connections.is_waited_for(self._opened.fusectl, mount.device):
+        if fuse is None or fuse_connections.alive(self._opened.fusectl, [mount.device]):
             return False
         try:
             if mount_tree.usage(entry, fuse) is not None:

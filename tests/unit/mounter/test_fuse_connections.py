@@ -179,6 +179,52 @@ def test_a_connection_that_ends_is_not_waited_for(fusectl: FakeFusectl, monkeypa
         hangs(fusectl, FakeClock(monkeypatch, happens))
 
 
+# Life
+
+OTHER = 52
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
+    """What happens before each look but the first, last first; nothing if the list is empty. Time passes then only."""
+    happens: list[Callable[[], object]] = []
+    clock = FakeClock(monkeypatch, lambda _: False)
+
+    def sleep(seconds: float) -> None:
+        clock.called_off(seconds)
+        if happens:
+            happens.pop()()
+
+    monkeypatch.setattr("fusermount3_broker.mounter.fuse_connections.time.sleep", sleep)
+    return happens
+
+
+def test_a_connection_in_which_requests_wait_all_the_time_is_alive(
+    fusectl: FakeFusectl, looks: list[Callable[[], object]]
+) -> None:
+    connect(fusectl, 1)
+    connect(fusectl, 0, OTHER)
+    looks.append(lambda: set_waiting(fusectl, 7))
+    assert fuse_connections.alive(fusectl.descriptor, [DEVICE, OTHER]) == {DEVICE}
+
+
+def test_a_connection_in_which_a_request_waited_for_a_moment_is_not_known_to_be_alive(
+    fusectl: FakeFusectl, looks: list[Callable[[], object]]
+) -> None:
+    connect(fusectl, 1)
+    connect(fusectl, 3, OTHER)
+    looks[:] = [lambda: set_waiting(fusectl, 0), lambda: None, lambda: None]
+    assert fuse_connections.alive(fusectl.descriptor, [DEVICE, OTHER]) == {OTHER}
+
+
+def test_a_connection_that_ends_meanwhile_is_not_known_to_be_alive(
+    fusectl: FakeFusectl, looks: list[Callable[[], object]]
+) -> None:
+    connect(fusectl, 1)
+    looks.append(lambda: (fusectl.path / f"{DEVICE}/waiting").unlink())
+    assert fuse_connections.alive(fusectl.descriptor, [DEVICE, OTHER]) == set()
+
+
 # Surveys
 
 
