@@ -25,9 +25,9 @@ from fusermount3_broker.messages import mounter
 from fusermount3_broker.mounter import fuse_connections, volume_helper, volume_targets
 from fusermount3_broker.mounter.daemon import SPARES
 from fusermount3_broker.mounter.kept_descriptors import Descriptors
-from tests.e2e.conftest import wait_until
+from tests.e2e.conftest import is_alive, wait_until
 from tests.e2e.hostile import in_private_namespace
-from tests.e2e.owned_front import PATIENCE, a_plan
+from tests.e2e.owned_front import PATIENCE, a_plan, facts_of
 from tests.e2e.volumes import NONCE, SOCKET, Program, Volume, a_volume, publish, serve, stat, unpublish
 from tests.lab import cgroups, tinyfuse
 from tests.lab.commands import run
@@ -400,8 +400,10 @@ def test_a_program_is_served_when_children_that_were_forked_ahead_have_been_kill
     def body(front: OwnedFront, volume: Volume) -> None:
         publish(front, volume)
         wait_until(lambda: len(forked_ahead(front)) >= SPARES - 1)
-        for each in forked_ahead(front):
+        killed = forked_ahead(front)
+        for each in killed:
             each.kill()
+        wait_until(lambda: not any(is_alive(each.pid) for each in killed))
         for content in (b"one", b"two", b"three", b"four"):
             program = serve(front, volume, content)
             assert volume.file.read_bytes() == content
@@ -682,6 +684,29 @@ def test_a_volume_whose_files_are_read_all_the_time_is_not_served_once_its_progr
     with_volume(tmp_path, body)
 
 
+def test_a_program_that_dies_while_it_is_asked_whether_it_is_alive_is_dead(tmp_path: Path) -> None:
+    """The question that waits then is not answered like later ones: the kernel says that the connection was aborted."""
+
+    def body(front: OwnedFront, volume: Volume) -> None:
+        publish(front, volume)
+        run(["mount", "-t", "fusectl", "fusectl", "/sys/fs/fuse/connections"])
+        dying = serve(front, volume, hangs=True)
+        program = Program(front, volume, b"next")
+        conversation = program.begin()
+        conversation.say(a_plan(facts_of(conversation), allow_other=True))
+        assert isinstance(conversation.hear(), mounter.Made)
+        conversation.say(mounter.Attach())
+        wait_until(lambda: _connection(volume, "waiting") != "0\n")
+        dying.kill()
+        said = conversation.hear()
+        assert isinstance(said, mounter.Mounted), said
+        program.keep(conversation)
+        assert volume.file.read_bytes() == b"next"
+        program.kill()
+
+    with_volume(tmp_path, body)
+
+
 def test_before_linux_6_5_the_dead_mount_is_taken_away_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate a kernel that lacks the flag: the kernel refuses a really unknown flag in the same way."""
     monkeypatch.setattr(syscalls, "MOVE_MOUNT_BENEATH", 1 << 20)
@@ -746,7 +771,7 @@ def test_a_volume_whose_program_hangs_is_said_to_hang_in_time(tmp_path: Path) ->
         publish(front, volume)
         program, waiting = hanging(front, volume)
         begun = time.monotonic()
-        said = stat(front, volume, seconds=1)
+        said = stat(front, volume, seconds=2)
         assert (said.published, said.served, said.errno) == (True, False, errno.ETIMEDOUT)
         assert time.monotonic() - begun < PATIENCE
         program.kill()

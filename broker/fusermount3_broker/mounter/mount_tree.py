@@ -20,7 +20,7 @@ from fusermount3_broker.mounter.child_processes import Rescue, User, in_child
 #: Flags to open an entry for inspection: this asks nothing of the filesystem mounted there.
 LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 #: Seconds in which a busy mount may become idle before the caller gets EBUSY.
-BUSY_MOMENT = 0.3
+BUSY_MOMENT = 1.0
 
 
 class Looked(NamedTuple):
@@ -271,6 +271,20 @@ def usage(entry: int, fuse: Fuse, rescue: Rescue | None = None) -> Usage | None:
     others, the kernel returns zeros without asking the program (fs/fuse/inode.c, fuse_statfs). Raises OSError, with
     ENOTCONN if no FUSE program serves it; TimeoutError if it hangs, as `in_child` does with `rescue`.
     """
+    try:
+        return _usage(entry, fuse, rescue)
+    except OSError as error:
+        if error.errno not in _ENDED_MEANWHILE:
+            raise
+    return _usage(entry, fuse, rescue)
+
+
+#: What a request gets that waits when its connection ends; EIO while the program was just reading it (fs/fuse/dev.c,
+#: fuse_abort_conn and fuse_dev_do_read). Every later request gets ENOTCONN.
+_ENDED_MEANWHILE = (errno.ECONNABORTED, errno.EIO)
+
+
+def _usage(entry: int, fuse: Fuse, rescue: Rescue | None) -> Usage | None:
     reader, writer = os.pipe()
 
     def ask() -> None:
