@@ -112,9 +112,11 @@ class _Reaper:
         with mount_tree.opened(place) as entry:
             looked = mount_tree.look(entry)
             fuse = mount_tree.fuse_if_any(looked.mount_id)
-            if looked.device != device or fuse is None:
-                return errno.ENOENT, looked
-            return self._prober_as(User(fuse.uid, fuse.gid)).ask(entry), looked
+        if looked.device != device or fuse is None:
+            return errno.ENOENT, looked
+        prober = self._prober_as(User(fuse.uid, fuse.gid))  # which may fork: an open entry keeps the mount busy
+        with mount_tree.opened(place) as entry:
+            return (prober.ask(entry) if mount_tree.look(entry) == looked else errno.ENOENT), looked
 
     def _prober_as(self, user: User) -> Prober:
         if self._prober is None or not self._prober.alive or self._prober.user != user:
