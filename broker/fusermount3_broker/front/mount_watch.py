@@ -105,7 +105,8 @@ class Watch:
     async def look(self, seconds: int) -> None:
         """Look at the number of mounts that is due for so many seconds. Failures of the mounter raise nothing."""
         mounts = self._next(seconds * LOOKS_A_SECOND)
-        told = await connection_survey.ask(self._front, mounts, self._serving.of)
+        asked = {mount.device: self._serving.of(mount) for mount in mounts}
+        told = await connection_survey.ask(self._front, mounts, lambda mount: asked[mount.device])
         for mount in mounts:
             seen = told.get(mount.device)
             self._waited_for.pop(mount.device, None)
@@ -113,8 +114,11 @@ class Watch:
                 continue  # it has ended, or the mounter doesn't report it
             if seen.waiting:
                 self._waited_for[mount.device] = None
+            server = self._serving.of(mount)
+            if server != asked[mount.device]:
+                continue  # an inquiry has found it meanwhile
             self._serving.unconfirmed.pop(mount.device, None)
-            if not seen.served and self._serving.of(mount) != (0, 0):
+            if not seen.served and server != (0, 0):
                 self._serving.lost(mount)
 
     def _next(self, most: int) -> Collection[Mount]:
