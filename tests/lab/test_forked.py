@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +21,35 @@ def test_a_forked_process_has_one_thread_though_grpc_was_used(tmp_path: Path) ->
     finally:
         server.stop(None).wait()
     assert [os.waitpid(pid, 0)[1] for pid in forked] == [0] * len(forked)
+
+
+class Guarded:
+    """Garbage that only the collector can find. What removes it counts: it might have to wait for a thread."""
+
+    removed = 0
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        Guarded.removed += 1
+
+
+def test_a_forked_process_does_not_collect_the_garbage_of_the_tests() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        Guarded()
+        if (child := os.fork()) == 0:
+            with ending_afterwards():
+                gc.collect()
+                assert Guarded.removed == 0
+                Guarded()
+                gc.collect()
+                assert Guarded.removed == 1, "its own it collects"
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        gc.enable()
 
 
 def fork() -> int:
