@@ -38,7 +38,7 @@ def test_the_proxy_needs_no_package_and_stands_for_the_fuse3_whose_behaviour_it_
 
 def test_the_broker_depends_on_the_packages_of_all_that_it_imports(packages: Path) -> None:
     depends = {each.split()[0] for each in field(debian.debs(packages)["fusermount3-broker"], "Depends").split(",")}
-    libraries = {"click", "h11", "prometheus-client", "psutil", "pyxattr", "rich", "seccomp", "systemd"}
+    libraries = {"click", "h11", "prometheus-client", "pyxattr", "rich", "seccomp", "systemd"}
     assert depends >= {
         "python3:any" if "python3:any" in depends else "python3",
         *(f"python3-{name}" for name in libraries),
