@@ -98,8 +98,8 @@ def is_killed_if_idle(child: psutil.Process, mounter: psutil.Process) -> bool:
 def held_while_idle(child: psutil.Process, mounter: psutil.Process) -> dict[str, str]:
     """Return the descriptors of a child of the mounter that waits for an operation; empty if it does not wait.
 
-    A child that waits reads from a socket of operations. Those outlive the mounter, so the
-    supervisor has them, too; the conversation that an operation brings it does not have.
+    A child that waits reads from a socket of operations. Those outlive the mounter, so the supervisor has them, too; it
+    does not have the conversation that an operation brings.
     """
     with suppress(OSError, ValueError, IndexError):  # it runs, or has ended
         held = descriptors_of(child.pid)  # first: if an operation arrives meanwhile, the next look differs

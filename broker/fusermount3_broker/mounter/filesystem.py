@@ -24,14 +24,18 @@ LONGEST_STRING = 255
 def create(wanted: MountPlan, device: int, pids: PidNamespace, rescue: Rescue | None) -> int:
     """Return the mount of a new FUSE filesystem that `device` serves, and whose FUSE program sees `pids`.
 
+    Where it may see none, or would need mount(2) for a string that is too long, the filesystem is created in a new,
+    empty pid namespace: then it sees no pids.
+
     `rescue` is the way out if the kernel waits for the FUSE program, or None if it does not. Raises OSError.
     """
-    if max(len(wanted.source), len(wanted.subtype), len(wanted.max_read), len(wanted.block_size)) > LONGEST_STRING:
+    by_mount = max(map(len, (wanted.source, wanted.subtype, wanted.max_read, wanted.block_size))) > LONGEST_STRING
+    if pids.hidden or (by_mount and pids.descriptor is not None):
+        syscalls.unshare(syscalls.CLONE_NEWPID)
+    if by_mount:
         if wanted.sync_init:
             raise OSError(errno.EINVAL, "with mount(2), nobody can be sure that the filesystem is new")
-        return _create_by_mount(wanted, device, pids, rescue)
-    if pids.hidden:
-        syscalls.unshare(syscalls.CLONE_NEWPID)
+        return _create_by_mount(wanted, device, rescue)
     context = configure(wanted, device)
     if pids.here and not rescue:
         _create_superblock(context, wanted.sync_init)
@@ -142,15 +146,12 @@ def _attributes(wanted: MountPlan) -> int:
     return attributes
 
 
-def _create_by_mount(wanted: MountPlan, device: int, pids: PidNamespace, rescue: Rescue | None) -> int:
+def _create_by_mount(wanted: MountPlan, device: int, rescue: Rescue | None) -> int:
     """Do as `create` with mount(2), in a child with its own mount namespace: mount(2) always attaches what it creates.
 
     The child sends back a copy of the mount that is attached nowhere; the original ends with the child's namespace. A
-    process with such rights must not enter a pid namespace where a container may take it over. So the child gets a new,
-    empty pid namespace instead, and the FUSE program sees no pids.
+    process with such rights must not enter a pid namespace where a container may take it over.
     """
-    if pids.hidden or pids.descriptor is not None:
-        syscalls.unshare(syscalls.CLONE_NEWPID)
     ours, theirs = socket.socketpair()
     with ours, theirs:
         in_child(
