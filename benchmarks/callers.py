@@ -17,11 +17,13 @@ from tests.lab.callers import enter_private_namespace
 from tests.lab.load import Beside, Helper
 
 CALLERS = (1, 8, 64)
+#: No mount is removed as dead: a caller closes its descriptor, and then waits for its turn to unmount.
+_CONFIGURATION = f"dead_mounts_seconds = 0\n{UNLIMITED}"
 
 
 def measure(rounds: int, seconds: float) -> list[Concurrency]:
     """Have so many callers at once call each helper for so many seconds, in turn, in each round."""
-    with tempfile.TemporaryDirectory() as temporary, Broker(UNLIMITED) as broker:
+    with tempfile.TemporaryDirectory() as temporary, Broker(_CONFIGURATION) as broker:
         return [measure_callers(callers, rounds, seconds, broker.socket, Path(temporary)) for callers in CALLERS]
 
 

@@ -8,6 +8,7 @@ The exit status is that of pytest, of the second run if the first one passed.
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 import subprocess
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 #: The tests of the first run; the second run has all others.
 FIRST = ("tests/csi", "tests/e2e")
 PREFETCH = "--prefetch"
+#: How much slower all is that tests wait for (`tests.lab.pace`): the two runs share the processors.
+_SLOWNESS = "3"
 #: Seconds that the prefetching process has to end; it may have a container to remove.
 _PATIENCE = 60
 
@@ -38,6 +41,7 @@ def prefetching() -> Iterator[None]:
 
 def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C also reaches both runs, which clean up; wait for that
+    os.environ.setdefault("FUSERMOUNT3PROXY_TEST_SLOWNESS", _SLOWNESS)
     pytest = [sys.executable, "-m", "pytest", *(each for each in arguments if each != PREFETCH)]
     with contextlib.ExitStack() as stack:
         if PREFETCH in arguments:

@@ -12,6 +12,7 @@ import os
 import stat
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import psutil
@@ -76,12 +77,26 @@ class Footprint:
         )
 
 
+def has_no_mounts(broker: Broker) -> bool:
+    """Test whether the broker knows of no mount. A filesystem ends a moment after its last mount has disappeared."""
+    return Footprint.of(broker).mounts == ()
+
+
 def is_alive(pid: int) -> bool:
     """Test whether the process exists and is no zombie."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
+
+
+def states(processes: list[psutil.Process]) -> list[str]:
+    """Return the states of those processes that still exist."""
+    found: list[str] = []
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.append(process.status())
+    return found
 
 
 def settle(broker: Broker) -> None:
@@ -231,7 +246,7 @@ def run_broker() -> Iterator[RunBroker]:
         yield run_broker
         for broker in brokers:
             family += psutil.Process(broker.process.pid).children(recursive=True)
-            assert Footprint.of(broker).mounts == ()
+            wait_until(partial(has_no_mounts, broker))
             assert broker.records("internal error") == []
     wait_until(lambda: not any(process.is_running() for process in family))
     assert fuse_mounts_of_host() == mounts_before

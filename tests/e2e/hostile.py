@@ -180,24 +180,27 @@ def is_traced(pid: int, by: int) -> bool:
     """Test whether process `by` traces process `pid`, or `pid` has ended: a spare child may just have answered."""
     try:
         return f"TracerPid:\t{by}\n" in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return True
 
 
 @contextlib.contextmanager
 def slow(broker: Broker, system_call: str, seconds: float, log: Path) -> Iterator[None]:
     """Delay the beginning of each such system call of the mounter and its children by `seconds`."""
-    settle(broker)  # a child forked in the meantime would be missed
     mounter = broker.mounter
-    with slow_processes(
-        [mounter.pid, *(child.pid for child in mounter.children(recursive=True))], system_call, seconds, log
-    ):
-        yield
+    while True:
+        settle(broker)
+        family = [mounter.pid, *(child.pid for child in mounter.children(recursive=True))]
+        with slow_processes(family, system_call, seconds, log) as tracer:
+            # A child forked after they were listed, and before the mounter was traced, is not.
+            if all(is_traced(child.pid, tracer) for child in mounter.children(recursive=True)):
+                yield
+                return
 
 
 @contextlib.contextmanager
-def slow_processes(traced: list[int], system_call: str, seconds: float, log: Path) -> Iterator[None]:
-    """Delay system calls like `slow`, in these processes and those that they fork meanwhile."""
+def slow_processes(traced: list[int], system_call: str, seconds: float, log: Path) -> Iterator[int]:
+    """Delay system calls like `slow`, in these processes and those that they fork meanwhile; yield the tracer's pid."""
     delay = f"inject={system_call}:delay_enter={round(1_000_000 * seconds)}"
     pids = [f"--attach={pid}" for pid in traced]
     tracer = subprocess.Popen(
@@ -205,7 +208,7 @@ def slow_processes(traced: list[int], system_call: str, seconds: float, log: Pat
     )
     try:
         wait_until(lambda: all(is_traced(pid, tracer.pid) for pid in traced))
-        yield
+        yield tracer.pid
     finally:
         tracer.send_signal(signal.SIGINT)
         tracer.wait(timeout=PATIENCE)

@@ -72,11 +72,12 @@ class OwnedFront:
     def maker(self) -> psutil.Process:
         """The child of the mounter that has its own user namespace and makes mount namespaces."""
         own = Path("/proc/self/ns/user").stat().st_ino
-        (maker,) = [
-            each
-            for each in psutil.Process(self.pid).children()
-            if Path(f"/proc/{each.pid}/ns/user").stat().st_ino != own
-        ]
+        makers = []
+        for each in psutil.Process(self.pid).children():
+            with contextlib.suppress(OSError):  # it has just ended
+                if Path(f"/proc/{each.pid}/ns/user").stat().st_ino != own:
+                    makers.append(each)
+        (maker,) = makers
         return maker
 
     def begin(self, start: mounter.Record, *descriptors: int) -> Conversation:

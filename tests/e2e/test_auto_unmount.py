@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -214,5 +215,6 @@ def test_a_watcher_whose_mount_is_gone_ends_without_a_word(broker: Broker, tmp_p
 def kill_in(container: Container, program: str, number: signal.Signals = signal.SIGKILL) -> None:
     """Send a signal to the processes of a program in the container."""
     for pid in container.processes():
-        if is_alive(pid) and Path(f"/proc/{pid}/comm").read_text().strip() == program:
-            os.kill(pid, number)
+        with contextlib.suppress(OSError):  # it has just ended
+            if is_alive(pid) and Path(f"/proc/{pid}/comm").read_text().strip() == program:
+                os.kill(pid, number)

@@ -13,7 +13,7 @@ import pytest
 
 from fusermount3_proxy import wire
 from tests.e2e.caller import call_in
-from tests.e2e.conftest import containers, nothing_left
+from tests.e2e.conftest import containers, nothing_left, wait_until
 from tests.e2e.hostile import (
     COMMIT,
     O_PATH,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.e2e
 
-DEADLINES = {"request": 1, "operation": 2, "commit": 2}
+DEADLINES = {"request": 1, "operation": 4, "commit": 2}
 
 
 @pytest.fixture
@@ -134,6 +134,7 @@ def test_a_field_that_is_not_known_is_ignored(broker: Broker, place: Path) -> No
             assert reply is not None
             assert reply.errno == 0
             client.send(COMMIT + b"colour=green\0")
+            assert client.reply() is None
         unmount(broker, place)
 
     in_private_namespace(body)
@@ -419,7 +420,7 @@ def test_a_mountpoint_whose_program_hangs_is_refused_in_time_and_holds_nobody_up
             assert time.monotonic() - begun < DEADLINES["operation"]
             errno, text = client.refused()
             assert (errno, text) == (ETIMEDOUT, "mount failed: Connection timed out")
-        assert time.monotonic() - begun < DEADLINES["operation"] + 2
+        assert time.monotonic() - begun < DEADLINES["operation"] + 10
         unmount(broker, place)
         os.close(device)
 
@@ -454,7 +455,7 @@ def test_a_caller_that_says_nothing_is_told_so_in_time(broker: Broker, place: Pa
         begun = time.monotonic()
         with Client(broker) as client:
             assert client.refused() == (ETIMEDOUT, "no request came in time")
-            assert DEADLINES["request"] <= time.monotonic() - begun < DEADLINES["request"] + 1
+            assert DEADLINES["request"] <= time.monotonic() - begun < DEADLINES["request"] + 10
             assert client.reply() is None
         check_service(broker, place)
 
@@ -466,7 +467,7 @@ def test_callers_that_say_nothing_hold_nobody_up_for_long(broker: Broker, place:
         silent = [Client(broker) for _ in range(150)]
         begun = time.monotonic()
         check_service(broker, place)
-        assert time.monotonic() - begun < 3 * (DEADLINES["request"] + 1)
+        assert time.monotonic() - begun < 3 * DEADLINES["request"] + 10
         for client in silent:
             client.__exit__()
 
@@ -484,12 +485,16 @@ def test_a_caller_may_go_at_once(broker: Broker, place: Path) -> None:
 
 def test_a_caller_that_goes_after_its_request_has_nothing_mounted(broker: Broker, place: Path) -> None:
     def body() -> None:
-        for pause in (0, 0, 0.001, 0.002, 0.004, 0.01):
+        for number, pause in enumerate((0, 0, 0.001, 0.002, 0.004, 0.01), 1):
             with Client(broker) as client:
                 client.send(mount_request(place), os.open(place, O_PATH))
                 time.sleep(pause)
-            wait_for_mounts([])
+            wait_until(lambda: records() == number)  # noqa: B023
+            assert fuse_mounts() == []
         check_service(broker, place)
+
+    def records() -> int:
+        return sum(record.get("mountpoint") == str(place) for record in broker.records("mount "))
 
     in_private_namespace(body)
 
@@ -509,14 +514,13 @@ def test_a_caller_that_goes_without_a_commit_has_nothing_mounted(broker: Broker,
 def test_a_mount_is_not_put_on_one_that_came_since_its_mountpoint_was_pinned(broker: Broker, place: Path) -> None:
     def body() -> None:
         pinned = os.open(place, O_PATH)
-        with Client(broker) as second:
-            with Client(broker) as first:
-                first.send(mount_request(place), os.dup(pinned))
-                assert first.reply() is not None
+        with Client(broker) as first:
+            first.send(mount_request(place), os.dup(pinned))
+            assert first.reply() is not None
+            with Client(broker) as second:
                 second.send(mount_request(place), os.dup(pinned))
                 assert second.refused() == (EBUSY, "mount failed: Device or resource busy")
-                assert len(fuse_mounts()) == 1
-            wait_for_mounts([])
+        wait_for_mounts([])
         os.close(pinned)
         check_service(broker, place)
 
@@ -527,12 +531,13 @@ def test_a_mount_is_not_put_on_one_that_came_since_its_mountpoint_was_pinned(bro
 def test_a_mount_is_rolled_back_when_the_caller_commits_nothing(reads: bool, broker: Broker, place: Path) -> None:
     def body() -> None:
         with Client(broker) as client:
+            begun = time.monotonic()
             client.send(mount_request(place), os.open(place, O_PATH))
             if reads:
                 assert client.reply() is not None
-            time.sleep(DEADLINES["commit"] / 2)
-            assert len(fuse_mounts()) == 1
+            wait_until(fuse_mounts)
             wait_for_mounts([])
+            assert time.monotonic() - begun >= DEADLINES["commit"]
         check_service(broker, place)
 
     in_private_namespace(body)

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.conftest import RunBroker, containers, wait_until
+from tests.e2e.conftest import RunBroker, containers, states, wait_until
 from tests.e2e.hostile import fuse_mounts, in_private_namespace, mount, unmount
 from tests.lab.broker import Broker
 from tests.lab.images import BUSYBOX, image_tag
@@ -58,9 +58,10 @@ def test_what_a_program_leaves_is_gone_soon(
 def test_it_is_told_in_the_log_which_mount_it_was(reaping: Broker) -> None:
     with containers(reaping) as start:
         container = start(image_tag(BUSYBOX))
-        program_in(container).kill()
+        program = program_in(container)
+        (mounted,) = reaping.wait_for("mount mounted")
+        program.kill()
         (record,) = reaping.wait_for("unmounted a dead mount")
-        (mounted,) = reaping.records("mount mounted")
         assert (record["request_id"], record["mountpoint"]) == (mounted["request_id"], MOUNTPOINT)
 
 
@@ -73,8 +74,7 @@ def test_a_program_that_hangs_is_left_alone_and_not_asked(reaping: Broker) -> No
             time.sleep(4)
             assert container.fuse_mounts(MOUNTPOINT)
             mounter = reaping.mounter
-            states = [child.status() for child in mounter.children()]
-            assert psutil.STATUS_DISK_SLEEP not in states
+            wait_until(lambda: psutil.STATUS_DISK_SLEEP not in states(mounter.children()))
         finally:
             program.resume()
         assert container.exec(["ls", MOUNTPOINT]).stdout.split() == ["files", "whoami"]

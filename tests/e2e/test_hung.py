@@ -74,7 +74,7 @@ def broker(run_broker: RunBroker) -> Iterator[Broker]:
 
 
 def children_of_mounter(broker: Broker) -> list[psutil.Process]:
-    return psutil.Process(broker.status()["mounter"]["pid"]).children(recursive=True)
+    return broker.mounter.children(recursive=True)
 
 
 def blocked(broker: Broker) -> list[psutil.Process]:
@@ -384,7 +384,7 @@ def test_a_filesystem_that_is_not_of_the_broker_is_not_aborted(broker: Broker, t
             errno, text = client.refused()
         assert errno == ETIMEDOUT, text
         time.sleep(2)
-        assert len(blocked(broker)) == 1
+        wait_until(lambda: len(blocked(broker)) == 1)
         check_service(broker, place_in(tmp_path, "other"))
         assert broker.records("aborted") == []
         process.kill()
@@ -423,7 +423,7 @@ def test_an_unmount_that_blocks_in_the_kernel_has_the_connection_aborted_soon(
                 assert 1000 * (time.monotonic() - begun) < SOON
                 check_service(broker, place_in(tmp_path, "other"))
                 assert client.refused()[0] == ETIMEDOUT
-            assert len(blocked(broker)) == 1
+            wait_until(lambda: len(blocked(broker)) == 1)
             ids = {each["mountpoint"]: each["request_id"] for each in broker.mounts()}
             broker.ask("abort", ids[str(second)])
             os.waitpid(taker, 0)

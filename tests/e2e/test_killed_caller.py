@@ -4,6 +4,7 @@ caller that sends arbitrary data and reads nothing.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -94,9 +95,10 @@ def test_at_each_step_of_a_mount(broker: Broker, place: Path, tmp_path: Path) ->
                 wait_for_mounts([])
             given += len(devices)
             wait_until(lambda: agree(broker))
-            for _ in fuse_mounts():  # it was committed before the kill
-                unmount(broker, place)
-                kept += 1
+            for _ in fuse_mounts():  # it was committed before the kill, or is being rolled back
+                with contextlib.suppress(AssertionError):
+                    unmount(broker, place)
+                    kept += 1
             wait_for_mounts([])
         print(f"killed at {len(killed)} steps, {given} times with the descriptor handed over, {kept} mounts committed")
         assert len(killed) > given > kept
@@ -159,9 +161,11 @@ def test_a_storm_of_callers_that_are_killed_at_any_time(broker: Broker, place: P
         for child in children:
             os.waitpid(child, 0)
         wait_until(lambda: agree(broker))
-        for _ in fuse_mounts():  # committed by a caller that was killed afterwards
-            unmount(broker, place, uid=USER, lazy=True)
+        for _ in fuse_mounts():  # committed by a caller that was killed afterwards, or being rolled back
+            with contextlib.suppress(AssertionError):
+                unmount(broker, place, uid=USER, lazy=True)
         wait_for_mounts([])
+        wait_until(lambda: broker.status()["children"]["working"] == 0)
         check_service(broker, place)
 
     in_private_namespace(body)

@@ -282,7 +282,7 @@ def test_a_filesystem_that_is_served_is_not_reaped(place: Path) -> None:
         with playing_the_front() as front:
             # Its FUSE program answers nothing, so any request to it would wait. This is visible as long as the program
             # has not begun.
-            said = front.begin(mounter.StartReap(1, namespace, True, b"%d\n" % number)).hear()
+            said = front.begin(mounter.StartReap(PATIENCE, namespace, True, b"%d\n" % number)).hear()
             assert said == mounter.Asked(number, EAGAIN, 0)
             assert fuse_mounts() == [mount]
         os.close(device)

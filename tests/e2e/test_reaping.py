@@ -149,7 +149,7 @@ def test_a_thousand_that_die_at_once_are_gone_soon(run_broker: RunBroker, tmp_pa
         wait_until(lambda: not fuse_mounts(), 3 * SOON)
 
     in_private_namespace(body)
-    assert len(broker.records("unmounted a dead mount")) == 1000
+    wait_until(lambda: len(broker.records("unmounted a dead mount")) == 1000)
 
 
 def test_it_is_gone_soon_if_the_first_process_is_in_a_user_namespace_of_its_own(

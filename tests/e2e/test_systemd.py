@@ -272,7 +272,7 @@ def test_a_restart_does_not_wait_for_a_program_that_hangs(machine: Machine) -> N
     machine.run("pkill", "--signal", "STOP", "whoamifs")
     begun = time.monotonic()
     machine.systemctl("restart", SERVICE)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 30, "systemd's limit is 90"
     machine.run("pkill", "--signal", "CONT", "whoamifs")
     machine.unmount()
 

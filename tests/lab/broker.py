@@ -142,7 +142,8 @@ class Broker:
 
     def records(self, message: str = "") -> list[dict[str, Any]]:
         """Return the log records whose message begins with `message`."""
-        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        lines = text[: text.rfind("\n") + 1].splitlines()  # the last record may still be incomplete
         records = [json.loads(line) for line in lines if line.startswith("{")]
         return [record for record in records if record["message"].startswith(message)]
 

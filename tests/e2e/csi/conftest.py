@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
-from tests.e2e.conftest import Footprint, nothing_held, settle
+from tests.e2e.conftest import has_no_mounts, nothing_held, settle, wait_until
 from tests.e2e.csi.pods import DRIVER, lab_images
 from tests.lab.cluster import Cluster
 
@@ -65,5 +66,5 @@ def run_cluster(images: Images) -> Iterator[RunCluster]:
         yield run_cluster
         for cluster in clusters:
             assert cluster.kubelet.left() == []
-            assert Footprint.of(cluster.broker).mounts == ()
+            wait_until(partial(has_no_mounts, cluster.broker))
             assert cluster.broker.records("internal error") == []

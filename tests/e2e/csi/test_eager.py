@@ -56,8 +56,8 @@ def test_who_comes_before_the_program_serves_waits(kubelet: Kubelet, command: st
             assert not setting_up.done()
         finally:
             tell(running)
-        assert read_on_the_node.result(20).stdout == "hello\n"
-        setting_up.result(20)
+        assert read_on_the_node.result(60).stdout == "hello\n"
+        setting_up.result(60)
         assert read(running) == "hello\n"
 
 
@@ -107,4 +107,4 @@ def test_a_volume_goes_while_somebody_waits_for_a_program_that_never_came(kubele
             reader.result(1)
         assert running.stats().volume_condition.abnormal
         running.tear_down()
-        assert re.search("not connected|connection abort", reader.result(20).stderr)
+        assert re.search("not connected|connection abort", reader.result(60).stderr)

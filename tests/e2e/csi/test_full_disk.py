@@ -64,7 +64,7 @@ def test_a_volume_is_published_when_it_can_be_written_down_and_unpublished_alway
         assert problem(cluster, "volumes") in failed.value.text
         assert cluster.node.mounts(running.directory) == []
         assert cluster.broker.status()["volumes"] == 0
-        assert cluster.plugin.is_ready(), "kubelet would start the driver again, which makes no room"
+        wait_until(cluster.plugin.is_ready)  # otherwise kubelet would start the driver again, which makes no room
         disk.free()
         running.set_up_volume(volume)
         assert (cluster.broker.status()["volumes"], written(cluster)) == (1, 1)

@@ -141,7 +141,7 @@ class Pod:
     def remove(self) -> None:
         self.unpublish()
         assert self.cluster.node.mounts(self.target) == []
-        assert list(self.cluster.node.seen(self.sockets).iterdir()) == []
+        wait_until(lambda: not list(self.cluster.node.seen(self.sockets).iterdir()))
         assert not self.cluster.node.seen(self.target).exists()
         self.cgroup.rmdir()
 

@@ -185,7 +185,7 @@ def test_publishing_again_and_again_changes_nothing(kubelet: Kubelet) -> None:
         socket = running.volume_path(EmptyDir(SOCKETS)) / SOCKET
         before = (socket.stat().st_ino, kubelet.node.mounts(running.directory))
         calls = len(running.calls)
-        wait_until(lambda: len(running.calls) > calls + 20)
+        wait_until(lambda: len(running.calls) > calls + 20, 60)
         assert (socket.stat().st_ino, kubelet.node.mounts(running.directory)) == before
         assert running.republish_errors() == []
         assert read(running) == "hello\n"
