@@ -82,6 +82,11 @@ def has_no_mounts(broker: Broker) -> bool:
     return Footprint.of(broker).mounts == ()
 
 
+def is_idle(broker: Broker) -> bool:
+    """Test whether no child of the mounter works for anybody."""
+    return not broker.status()["children"]["working"]
+
+
 def is_alive(pid: int) -> bool:
     """Test whether the process exists and is no zombie."""
     try:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.conftest import USER, make_mountpoint, wait_until
+from tests.e2e.conftest import USER, is_idle, make_mountpoint, wait_until
 from tests.e2e.hostile import (
     COMMIT,
     O_PATH,
@@ -165,7 +165,7 @@ def test_a_storm_of_callers_that_are_killed_at_any_time(broker: Broker, place: P
             with contextlib.suppress(AssertionError):
                 unmount(broker, place, uid=USER, lazy=True)
         wait_for_mounts([])
-        wait_until(lambda: broker.status()["children"]["working"] == 0)
+        wait_until(lambda: is_idle(broker))
         check_service(broker, place)
 
     in_private_namespace(body)

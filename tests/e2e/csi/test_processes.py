@@ -25,7 +25,7 @@ from fusermount3_broker.csi import csi_pb2 as csi
 from fusermount3_broker.kernel import ownership_marks
 from fusermount3_proxy import wire
 from fusermount3_proxy.wire import VolumeRequest
-from tests.e2e.conftest import wait_until
+from tests.e2e.conftest import is_idle, wait_until
 from tests.e2e.csi.pods import DRIVER
 from tests.e2e.csi.test_broker_restarts import end_supervisor
 from tests.e2e.hostile import COMMIT, PATIENCE, Client, slow
@@ -300,6 +300,7 @@ def test_the_filesystem_of_an_eager_volume_is_for_the_first_who_takes_it(pod: Po
     assert [mount["state"] for mount in pod.cluster.broker.mounts()] == ["live"]
     with pod.connected() as client:
         client.take()
+    wait_until(lambda: is_idle(pod.cluster.broker))  # the broker has taken it back
     with pod.connected() as client:
         assert has_request(client.take())
         device = client.commit()
@@ -317,6 +318,7 @@ def test_what_somebody_has_begun_to_serve_is_nobody_elses(pod: Pod) -> None:
     pod.publish(mountTiming="eager")
     with pod.connected() as client:
         assert len(os.read(client.take(), 100_000)) > 0
+    wait_until(lambda: is_idle(pod.cluster.broker))  # the broker has taken it back
     with pod.connected() as client:
         assert has_request(client.take())
         os.close(client.commit())
