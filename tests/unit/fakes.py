@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -113,13 +114,13 @@ def full_disk() -> Iterator[None]:
 
 
 class FakeClock:
-    """A clock that only sleeping advances."""
+    """A clock that only sleeping advances; in this module, it takes the place of the real one."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, module: ModuleType = client) -> None:
         self.now = 1000.0
         self.pauses: list[float] = []
-        monkeypatch.setattr(client, "monotonic", lambda: self.now)
-        monkeypatch.setattr(client, "sleep", self.sleep)
+        monkeypatch.setattr(module, "monotonic", lambda: self.now)
+        monkeypatch.setattr(module, "sleep", self.sleep)
 
     def sleep(self, seconds: float) -> None:
         self.pauses.append(seconds)

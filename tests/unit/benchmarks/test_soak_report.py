@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from benchmarks.soak import census
 from benchmarks.soak.census import Census
 from benchmarks.soak.report import ANYTHING, KILLED_ALONG, NO_SPACE, REFUSED, Ordeal, Report, excuse
 from fusermount3_broker.cli import control_client
 from tests.lab.callers import Trouble
 from tests.lab.load import Holding
 from tests.lab.podman import Mount
+from tests.unit.fakes import FakeClock
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -92,7 +93,7 @@ def test_a_mount_is_unknown_if_the_broker_never_lists_it(monkeypatch: pytest.Mon
         return listed.pop(0) if len(listed) > 1 else listed[0]
 
     monkeypatch.setattr(control_client, "ask", ask)
-    monkeypatch.setattr(census, "MOMENT", 0.2)
+    FakeClock(monkeypatch, time)
     taken = Census(Broker(), lambda: {"somebody": next(looks, [known, never])})  # type: ignore[arg-type]
     assert [found.number for found in taken.unknown()] == [43]
     assert taken.unknown() == [], "it has been told"

@@ -7,7 +7,7 @@ import errno
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -169,13 +169,27 @@ def test_who_comes_in_a_burst_waits_for_room_in_turn(narrow: Mounter, control: s
 # The conversation
 
 
-@pytest.fixture
-def talk() -> Iterator[tuple[Operation, socket.socket]]:
-    """An operation, and the child's end of it."""
+@contextmanager
+def talking(seconds: int) -> Iterator[tuple[Operation, socket.socket]]:
+    """An operation whose steps may take so long, and the child's end of it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.settimeout(10)
-    with Operation(ours, 0) as operation, theirs:
+    with Operation(ours, seconds) as operation, theirs:
         yield operation, theirs
+
+
+@pytest.fixture
+def talk() -> Iterator[tuple[Operation, socket.socket]]:
+    """An operation whose child has time enough on any machine."""
+    with talking(10) as talk:
+        yield talk
+
+
+@pytest.fixture
+def silence() -> Iterator[tuple[Operation, socket.socket]]:
+    """An operation whose child is given up after the second more."""
+    with talking(0) as talk:
+        yield talk
 
 
 def test_what_is_said_is_heard(talk: tuple[Operation, socket.socket]) -> None:
@@ -215,9 +229,9 @@ def test_the_last_word_of_a_child_that_has_ended_is_heard(talk: tuple[Operation,
 
 
 def test_a_child_that_says_nothing_is_not_waited_for_longer_than_a_second_more(
-    talk: tuple[Operation, socket.socket],
+    silence: tuple[Operation, socket.socket],
 ) -> None:
-    operation, _ = talk
+    operation, _ = silence
     with pytest.raises(OperationEnded):
         asyncio.run(operation.expect(Made))
     assert not operation.alive
@@ -304,8 +318,8 @@ def test_nothing_is_undone_that_the_child_does_not_say_is_rolled_back(
     assert not asyncio.run(operation.undo())
 
 
-def test_a_child_that_says_nothing_has_undone_nothing(talk: tuple[Operation, socket.socket]) -> None:
-    operation, _ = talk
+def test_a_child_that_says_nothing_has_undone_nothing(silence: tuple[Operation, socket.socket]) -> None:
+    operation, _ = silence
     assert not asyncio.run(operation.undo())
 
 
@@ -346,15 +360,15 @@ def test_what_the_child_enters_is_kept_in_mind_and_no_answer(talk: tuple[Operati
     assert operation.entering == messages.Entering(device=8, uid=1000, mount_namespace=34)
 
 
-def test_a_child_that_says_nothing_is_stuck_and_one_that_ended_is_not(talk: tuple[Operation, socket.socket]) -> None:
-    operation, child = talk
+def test_a_child_that_says_nothing_is_stuck_and_one_that_ended_is_not(silence: tuple[Operation, socket.socket]) -> None:
+    operation, child = silence
     with pytest.raises(OperationEnded):
         asyncio.run(operation.hear())
     assert operation.stuck
     child.close()
     other, gone = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     gone.close()
-    with Operation(other, 0) as ended:
+    with Operation(other, 10) as ended:
         with pytest.raises(OperationEnded):
             asyncio.run(ended.hear())
         assert not ended.stuck
