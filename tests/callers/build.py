@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from tests.callers.images import COMPILERS
 from tests.lab import images
-from tests.lab.cache import Cache, recipe_hash
+from tests.lab.cache import Cache, DownloadFailed, recipe_hash
 from tests.lab.commands import Argument, CommandFailed, run
 from tests.lab.podman import Container, Options, Volume
 from tests.lab.programs import SOURCES, WARNINGS
@@ -32,7 +32,7 @@ SETTINGS = ("GOPROXY", "GOSUMDB", "GONOSUMDB", "GOFLAGS")
 SITE = "site.tar"
 
 
-class NotReachable(Exception):
+class NotReachable(DownloadFailed):
     """A registry or an archive is not reachable."""
 
 

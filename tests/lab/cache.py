@@ -13,7 +13,9 @@ import fcntl
 import hashlib
 import os
 import shutil
+import sys
 import tempfile
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 MANIFEST = "SHA256SUMS"
+ATTEMPTS, PAUSE = 3, 10.0
+"""How often a build whose download fails is tried, and the seconds in between."""
+
+
+class DownloadFailed(RuntimeError):
+    """A build could not download something. A moment later it may be able to."""
 
 
 def default_root() -> Path:
@@ -49,7 +57,10 @@ class Cache:
     _verified: set[Path] = field(default_factory=set, repr=False, compare=False)
 
     def entry(self, name: str, recipe: str, build: Callable[[Path], None]) -> Path:
-        """Return the directory NAME-RECIPE; `build` fills an empty directory if there is none or it is damaged."""
+        """Return the directory NAME-RECIPE; `build` fills an empty directory if there is none or it is damaged.
+
+        If it raises DownloadFailed, it is called again after a pause, `ATTEMPTS` times in all.
+        """
         path = self.root / f"{name}-{recipe}"
         if path in self._verified:
             return path
@@ -69,6 +80,15 @@ class Cache:
             yield
 
     def _build(self, path: Path, build: Callable[[Path], None]) -> None:
+        for attempt in range(1, ATTEMPTS):
+            try:
+                return self._try_to_build(path, build)
+            except DownloadFailed as error:
+                print(f"{path.name}: attempt {attempt} of {ATTEMPTS} failed: {error}", file=sys.stderr, flush=True)
+                time.sleep(PAUSE)
+        return self._try_to_build(path, build)
+
+    def _try_to_build(self, path: Path, build: Callable[[Path], None]) -> None:
         shutil.rmtree(path, ignore_errors=True)
         # This process holds the lock, so no other one uses the remains of an interrupted build.
         for abandoned in self.root.glob(f".{path.name}.*"):

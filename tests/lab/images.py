@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.lab.cache import Cache, read_manifest, recipe_hash, sha256
+from tests.lab.cache import Cache, DownloadFailed, read_manifest, recipe_hash, sha256
 from tests.lab.commands import Argument, run
 
 if TYPE_CHECKING:
@@ -230,18 +230,19 @@ def prune_scratch() -> None:
             f"label={NAME_LABEL}=scratch",
             "--filter",
             "until=72h",
-        ]
+        ],
+        check=False,  # it fails if another run deletes the same image at this moment
     )
 
 
 def build_rootfs(recipe: DebianRecipe, tarball: Path) -> None:
-    """Make the tarball of a root filesystem. RuntimeError with mmdebstrap's last lines if that fails."""
+    """Make the tarball of a root filesystem. DownloadFailed with mmdebstrap's last lines if that fails."""
     include = f"--include={','.join(recipe.packages)}"
     argv: list[Argument] = [*MMDEBSTRAP, *recipe.hooks, include, recipe.suite, tarball, "-"]
     sources = "".join(f"{line}\n" for line in debian_sources(recipe.suite))
     result = subprocess.run(argv, input=sources, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     if result.returncode != 0:
-        raise RuntimeError(f"mmdebstrap failed for the image {recipe.name}:\n{result.stdout[-4000:]}")
+        raise DownloadFailed(f"mmdebstrap failed for the image {recipe.name}:\n{result.stdout[-4000:]}")
 
 
 def debian_sources(suite: str) -> list[str]:

@@ -10,8 +10,9 @@ import pytest
 
 from tests import prefetch
 from tests.callers import images as callers
-from tests.lab import images, podman, programs
-from tests.lab.cache import Cache, recipe_hash
+from tests.e2e.conftest import wait_until
+from tests.lab import cache, images, podman, programs
+from tests.lab.cache import Cache, DownloadFailed, recipe_hash
 from tests.lab.podman import FUSE_STAND_IN, Container, Mount, Options
 from tests.lab.sshd import sshd_for
 
@@ -71,6 +72,26 @@ def test_a_failed_build_leaves_no_entry(tmp_path: Path, build: Builder) -> None:
         Cache(tmp_path).entry("name", "recipe", fail)
     assert [path.name for path in tmp_path.iterdir()] == ["locks"]
     Cache(tmp_path).entry("name", "recipe", build)
+
+
+def test_a_download_that_fails_is_tried_again_a_few_times(
+    tmp_path: Path, build: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "PAUSE", 0.0)
+    left = cache.ATTEMPTS - 1
+
+    def fail(directory: Path) -> None:
+        nonlocal left
+        build(directory)
+        if left:
+            left -= 1
+            raise DownloadFailed("no route")
+
+    assert (Cache(tmp_path).entry("name", "recipe", fail) / "file").read_text() == "content"
+    left = cache.ATTEMPTS
+    with pytest.raises(DownloadFailed, match="no route"):
+        Cache(tmp_path).entry("name", "other", fail)
+    assert build.calls == 2 * cache.ATTEMPTS
 
 
 def test_two_runs_build_an_entry_once(tmp_path: Path, build: Builder) -> None:
@@ -138,7 +159,7 @@ def test_the_probe_in_a_scratch_image_says_why_it_cannot_mount() -> None:
         assert result.returncode == 1
         assert "failed to exec fusermount3" in result.stderr
         assert "mounted=no\n" in result.stdout
-        assert container.processes() == [container.pid]
+        wait_until(lambda: container.processes() == [container.pid])
 
 
 @pytest.mark.parametrize("variant", programs.Variant)
