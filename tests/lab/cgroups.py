@@ -5,6 +5,7 @@ A kubelet that runs on this machine considers /kubepods its own: it removes pods
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from pathlib import Path
@@ -41,6 +42,16 @@ class CgroupRoot:
 def hierarchy() -> Path:
     """Return the top of a hierarchy in which a process can be put into any cgroup, with version 1 and 2."""
     return next(path for path in (CGROUPS / "pids", CGROUPS) if (path / "cgroup.procs").exists())
+
+
+def named(beginning: str) -> list[str]:
+    """Return the cgroups of all hierarchies whose names begin so; others' may end meanwhile."""
+    return [
+        f"{directory}/{name}"
+        for directory, names, _ in os.walk(CGROUPS)  # unlike rglob, it passes over a directory that has vanished
+        for name in names
+        if name.startswith(beginning)
+    ]
 
 
 def make(cgroup: str) -> Path:

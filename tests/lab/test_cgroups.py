@@ -9,7 +9,7 @@ import pytest
 
 from fusermount3_broker.kernel.cgroups import pod_of
 from tests.lab import cgroups
-from tests.lab.cgroups import CGROUPS, CgroupRoot
+from tests.lab.cgroups import CgroupRoot
 from tests.lab.node import Node
 
 pytestmark = pytest.mark.e2e
@@ -33,7 +33,8 @@ def test_each_node_has_some_of_its_own_which_end_with_it() -> None:
             tops = [path.relative_to(cgroups.hierarchy()).parts[0] for path in made]
             assert [top.startswith("kubepods") for top in tops] == [False] * 3
         assert [path.exists() for path in made] == [True, True, False]
-    assert not [*CGROUPS.rglob(f"{one.cgroups.path[1:]}*")]
+        assert cgroups.named(f"pod{POD}") == [str(made[0])]
+    assert cgroups.named(one.cgroups.path[1:]) == []
 
 
 def test_one_in_which_a_process_is_left_is_no_success() -> None:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.conftest import wait_until
-from tests.lab import manifests
-from tests.lab.cgroups import CGROUPS
+from tests.lab import cgroups, manifests
 from tests.lab.csi import Plugin
 from tests.lab.images import BUSYBOX, image_tag
 from tests.lab.kubelet import Image, Kubelet, PodFailed
@@ -73,7 +72,12 @@ def kubelet(node: Node) -> Iterator[Kubelet]:
 
 def test_containers_are_started_in_order(kubelet: Kubelet) -> None:
     with kubelet.pod(manifests.parse(POD)) as pod:
-        assert pod["main"].exec(["cat", "/work/seen"]).stdout.split() == ["file", "seen", "some", "started"]
+
+        def seen() -> list[str]:
+            return pod["main"].exec(["cat", "/work/seen"], check=False).stdout.split()
+
+        wait_until(seen, 60)  # a container without a probe is ready before its command has done anything
+        assert seen() == ["file", "seen", "some", "started"]
 
 
 def test_a_container_is_who_the_manifest_says(kubelet: Kubelet) -> None:
@@ -94,7 +98,7 @@ def test_a_pod_has_a_cgroup_and_a_network_of_its_own(kubelet: Kubelet) -> None:
             assert f":{root}/kubepods/besteffort/pod{pod.uid}/" in (container.root() / "proc/1/cgroup").read_text()
         assert namespace(main.pid, "net") == namespace(sidecar.pid, "net")
         assert namespace(main.pid, "net") != namespace(os.getpid(), "net")
-    assert [*CGROUPS.rglob(f"pod{pod.uid}")] == []
+    assert cgroups.named(f"pod{pod.uid}") == []
 
 
 def test_a_pod_may_have_a_user_namespace_of_its_own(kubelet: Kubelet) -> None:
@@ -142,8 +146,8 @@ def test_what_is_unhealthy_is_started_again(kubelet: Kubelet) -> None:
         "livenessProbe: {exec: {command: [test, -e, /work/seen]}, periodSeconds: 1, failureThreshold: 2}\n    command"
     )
     with kubelet.pod(manifests.parse(POD.replace('command: [sh, -c, "ls', f'{probe}: [sh, -c, "ls'))) as pod:
-        pod["main"].exec(["rm", "/work/seen"])
-        wait_until(lambda: pod.restarts.get("main") == 1)
+        wait_until(lambda: pod["main"].exec(["rm", "/work/seen"], check=False).returncode == 0, 60)
+        pod.wait_until_restarted("main", 1)
 
 
 def test_a_container_that_fails_is_told(kubelet: Kubelet) -> None:
