@@ -56,7 +56,7 @@ def s3_for(container: Container) -> Iterator[str]:
             yield URL
         finally:
             server.terminate()
-            server.wait(timeout=10)
+            server.wait(timeout=60)
 
 
 def in_network_of(container: Container) -> list[str]:
@@ -67,7 +67,7 @@ PUT = """
 import sys, urllib.request
 headers = {"Content-Type": "application/octet-stream"}  # without it moto takes the content for a form
 request = urllib.request.Request(sys.argv[1], data=sys.argv[2].encode(), headers=headers, method="PUT")
-urllib.request.urlopen(request, timeout=10).close()
+urllib.request.urlopen(request, timeout=60).close()
 """
 
 
@@ -76,9 +76,14 @@ def put(container: Container, path: str, content: str = "") -> None:
     run([*in_network_of(container), sys.executable, "-c", PUT, f"{URL}/{path}", content])
 
 
-def wait_until_serving(container: Container, server: subprocess.Popen[bytes], log: Path, seconds: float = 30) -> None:
-    give_up = time.monotonic() + seconds
+def accepts(container: Container, port: int) -> bool:
+    """Return whether a server accepts connections in the container's network, at this port."""
     connect = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), 10)"
-    while run([*in_network_of(container), sys.executable, "-c", connect, str(PORT)], check=False).returncode:
+    return run([*in_network_of(container), sys.executable, "-c", connect, str(port)], check=False).returncode == 0
+
+
+def wait_until_serving(container: Container, server: subprocess.Popen[bytes], log: Path, seconds: float = 90) -> None:
+    give_up = time.monotonic() + seconds
+    while not accepts(container, PORT):
         assert server.poll() is None and time.monotonic() < give_up, log.read_text()
         time.sleep(0.1)

@@ -14,6 +14,7 @@ import pytest
 from tests.callers import build, images
 from tests.callers.callers import Caller, Kit
 from tests.callers.machines import STAND_IN, USER, Place, wait_until
+from tests.callers.s3 import accepts
 
 if TYPE_CHECKING:
     from tests.callers.conftest import MachineFor
@@ -41,12 +42,13 @@ QEMU = Caller(
     serve="qemu-storage-daemon --blockdev driver=file,node-name=n,filename={dir}/raw "
     "--export type=fuse,id=e,node-name=n,writable=on,mountpoint={mnt}",
 )
+FILER = 8888
 WEED = Caller(
     name="SeaweedFS",
     kit=KIT,
     library="go-fuse (Go)",
     prepare="mkdir {dir}/store",
-    serve="/callers/weed mount -filer=127.0.0.1:8888 -dir={mnt}",
+    serve=f"/callers/weed mount -filer=127.0.0.1:{FILER} -dir={{mnt}}",
 )
 WEED_SERVER = "/callers/weed server -filer -ip=127.0.0.1 -volume.max=1 -dir={dir}/store"
 EXFAT = Caller(
@@ -120,6 +122,8 @@ def test_seaweedfs_needs_user_allow_other_or_its_option(
     place = place_for(WEED, machine_for, user_allow_other=user_allow_other)
     words = place.filled(WEED_SERVER).split()
     place.machine.container.start(words, user=USER, env={"HOME": place.directory})
+    # Without a filer, `weed mount` pauses longer each time, and gives up after a minute.
+    wait_until(lambda: accepts(place.machine.container, FILER), 90)
     if option or user_allow_other:
         place.start(f"{WEED.serve}{option}")
         assert place.shell("echo there > {mnt}/new && cat {mnt}/new").stdout == "there\n"

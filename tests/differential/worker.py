@@ -69,7 +69,7 @@ SOCKETS = "/run/brokers"
 
 #: Seconds in which a call must end or become a watcher, and in which a watcher must end without its FUSE program.
 PATIENCE = 15.0
-#: Seconds in which the mount of a failed call must be gone: the broker learns of the failure a moment later.
+#: Seconds in which the mount of a genuine helper's failed call is gone, if it goes: the helper has ended by then.
 ROLLED_BACK = 0.5
 
 
@@ -390,7 +390,8 @@ class Call:
         return self._wait(lambda: False)
 
     def _wait_for_roll_back(self) -> None:
-        give_up = time.monotonic() + ROLLED_BACK
+        # The broker learns of the failure a moment later, and rolls back then.
+        give_up = time.monotonic() + (PATIENCE if PROXY else ROLLED_BACK)
         while mounts() != self._mounts_before and time.monotonic() < give_up:
             time.sleep(0.002)
 

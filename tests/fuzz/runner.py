@@ -17,8 +17,10 @@ CORPUS = Path(__file__).parent / "corpus"
 #: The engine's findings: inputs that reached new code, with which the next run begins; and inputs that failed.
 FOUND = ROOT / "build" / "fuzz"
 
-#: Timeout for one input, in seconds. An input takes microseconds, but the machine may be busy with other work.
-_LONGEST = 60
+#: Inputs that a target tries in its minute, at least, on any machine: with fewer, the engine did not work.
+LEAST = 10_000
+#: Timeout for one input, in seconds. An input takes microseconds, but the engine may have to wait for a processor.
+_LONGEST = 600
 
 
 class Result(NamedTuple):

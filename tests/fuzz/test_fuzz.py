@@ -9,11 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz.conftest import Background
-from tests.fuzz.runner import CORPUS, fuzz
+from tests.fuzz.runner import CORPUS, LEAST, fuzz
 from tests.fuzz.targets import TARGETS
-
-#: Inputs that a target tries in its minute, at least, on any machine: with fewer, the engine did not work.
-LEAST = 10_000
 
 
 @pytest.mark.parametrize("name", TARGETS)

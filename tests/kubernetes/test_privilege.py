@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fusermount3_broker.mounter import daemon
-from tests.e2e.conftest import containers, nothing_left
+from tests.e2e.conftest import containers, nothing_left, settle
 from tests.e2e.test_sandbox import bits, status_of
 from tests.lab.broker import PROGRAM, Broker
 from tests.lab.cluster import confinement
@@ -25,8 +25,10 @@ OF_THE_SUPERVISOR = (0, 5, 8)
 @pytest.fixture
 def broker() -> Iterator[Broker]:
     """A broker started with the words that precede its name in the DaemonSet's command."""
-    with Broker(command=(*confinement(), PROGRAM)) as broker, nothing_left(broker):
-        yield broker
+    with Broker(command=(*confinement(), PROGRAM)) as broker:
+        settle(broker)
+        with nothing_left(broker):
+            yield broker
 
 
 def may_have(pid: int) -> int:

@@ -29,7 +29,7 @@ def run(
     *,
     input: str = "",  # noqa: A002  # subprocess.run's name for it
     check: bool = True,
-    timeout: float = 60.0,
+    timeout: float = 300.0,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end.
 

@@ -231,7 +231,7 @@ class Container:
         workdir: str | None = None,
         input: str = "",  # noqa: A002  # subprocess.run's name for it
         check: bool = True,
-        timeout: float = 60.0,
+        timeout: float = 300.0,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command in the container to its end; see commands.run for `check` and `timeout`."""
         return run(self._exec_command(argv, user, env, workdir), input=input, check=check, timeout=timeout)
@@ -294,7 +294,7 @@ def run_once(
     options: Options | None = None,
     *,
     check: bool = True,
-    timeout: float = 60.0,
+    timeout: float = 300.0,
 ) -> subprocess.CompletedProcess[str]:
     """Run a container with this command to its end, and return its output and its exit status."""
     container = Container(image, command, options)

@@ -34,7 +34,7 @@ def booted(image: str, volumes: Sequence[Volume]) -> Iterator[Container]:
             said = container.exec(["systemctl", "is-system-running"], check=False).stdout
             return said.strip() == "running"
 
-        wait_until(is_running, 60)
+        wait_until(is_running, 300)
         # systemd and udev do this on a machine, but not in a container.
         container.exec(["mount", "--make-rshared", "/"])
         container.exec(["chmod", "0666", "/dev/fuse"])
@@ -61,9 +61,14 @@ class Machine:
         self.run("apt-get", "update")
 
     def run(
-        self, *argv: str, user: str | None = None, env: Mapping[str, str] | None = None, check: bool = True
+        self,
+        *argv: str,
+        user: str | None = None,
+        env: Mapping[str, str] | None = None,
+        check: bool = True,
+        timeout: float = 300,
     ) -> CompletedProcess[str]:
-        return self.container.exec(argv, user=user, env=env, check=check, timeout=180)
+        return self.container.exec(argv, user=user, env=env, check=check, timeout=timeout)
 
     def apt(self, *arguments: str) -> str:
         """Run apt-get like a script, and return its output; fail if the output has a warning of dpkg's."""

@@ -300,7 +300,7 @@ def test_no_process_has_more_than_the_documented_capabilities_and_the_front_none
 
 def test_it_is_healthy_as_long_as_its_mounter_answers(loaded: Loaded, tmp_path: Path) -> None:
     with ContainerOfBroker(loaded.broker, tmp_path) as broker:
-        assert broker.is_healthy()
+        wait_until(broker.is_healthy)
         mounter = psutil.Process(json.loads(broker.ask("status", "--json"))["mounter"]["pid"])
         mounter.suspend()
         stopped = [mounter, *mounter.children()]
@@ -315,8 +315,14 @@ def test_it_is_healthy_as_long_as_its_mounter_answers(loaded: Loaded, tmp_path: 
 def test_it_is_not_healthy_without_the_device(loaded: Loaded, tmp_path: Path) -> None:
     with ContainerOfBroker(loaded.broker, tmp_path, without="--device") as broker:
         assert not broker.is_healthy()
-        with pytest.raises(CommandFailed, match="the mounter can't open /dev/fuse"):
-            broker.ask("health")
+
+        def problem() -> str:
+            with pytest.raises(CommandFailed) as caught:
+                broker.ask("health")
+            return str(caught.value)
+
+        # A busy machine may take longer than the second in which the mounter has to answer.
+        wait_until(lambda: "the mounter can't open /dev/fuse" in problem())
 
 
 def test_the_daemonset_runs_this_image(loaded: Loaded) -> None:

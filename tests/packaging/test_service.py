@@ -116,7 +116,7 @@ def test_the_packages_own_tests_pass(booted: Machine) -> None:
     debs = sorted(path.name for path in (booted.container.root() / "srv/ours").glob("*.deb"))
     command = ["autopkgtest", "--no-built-binaries", "--ignore-restrictions=isolation-machine"]
     packages = [f"/srv/ours/{name}" for name in debs]
-    result = booted.run(*command, *packages, "/srv/sources/", "--", "null", check=False)
+    result = booted.run(*command, *packages, "/srv/sources/", "--", "null", check=False, timeout=900)
     said = result.stdout + result.stderr
     print(said)
     assert result.returncode == 0
