@@ -11,6 +11,7 @@ import yaml
 from tests.lab import images, manifests, podman, programs
 from tests.lab.broker import PROXY
 from tests.lab.kubelet import Image
+from tests.lab.pace import SLOWNESS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -111,7 +112,7 @@ def read(pod: Pod, container: str = "consumer", file: str = "hello", at: str = D
 
 def wait_for_volume(pod: Pod, container: str = "consumer", at: str = DATA, seconds: float = 20) -> None:
     """Wait until a container has a FUSE filesystem at that path."""
-    give_up = time.monotonic() + seconds
+    give_up = time.monotonic() + SLOWNESS * seconds
     while not pod[container].fuse_mounts(at):
         pod.check_loop()
         assert time.monotonic() < give_up, f"{pod['starter'].logs()}\n{pod[container].mountinfo()}"

@@ -43,6 +43,7 @@ def hanging(options: str, timing: str) -> Spec:
 def used(running: Pod, use: str) -> Iterator[None]:
     """Have a process on the node use the volume as soon as its program has mounted it, and hang on it."""
     wait_for_volume(running, "starter", OWN_MOUNTPOINT)
+    wait_until(lambda: any(mount.is_fuse for mount in running.node.mounts(running.target())))  # it comes second
     command = running.node.command("sh", "-c", f'cd "$1" && {use}', "sh", running.target())
     user = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     time.sleep(1)
