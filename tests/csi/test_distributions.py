@@ -12,7 +12,7 @@ import pytest
 from tests.lab.images import DebianRecipe, image_tag
 from tests.lab.podman import Container, Options, Volume
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 ROOT = Path(__file__).parents[2]
 

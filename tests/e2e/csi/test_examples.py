@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tests.lab.kubelet import Images, Server
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 EXAMPLES = Path(__file__).parents[3] / "packaging/kubernetes/examples"
 ALL = sorted(path for path in EXAMPLES.glob("*.yaml") if path.name != "kustomization.yaml")
