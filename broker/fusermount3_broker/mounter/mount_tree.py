@@ -19,7 +19,7 @@ from fusermount3_broker.mounter.child_processes import Rescue, User, in_child
 
 #: Flags to open an entry for inspection: this asks nothing of the filesystem mounted there.
 LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-#: Seconds in which a busy mount may become idle before the caller gets EBUSY.
+#: Seconds in which a busy mount may become idle before the caller gets EBUSY; at most half of those of the operation.
 BUSY_MOMENT = 1.0
 
 
@@ -140,7 +140,7 @@ def unmount(directory: int, name: bytes, looked: Looked, lazy: bool, locks: int,
     because libfuse closes its descriptor before it unmounts. So this retries a busy mount for a moment, without holding
     the locks: a user who keeps a mount busy on purpose delays no other.
     """
-    give_up = time.monotonic() + BUSY_MOMENT
+    give_up = time.monotonic() + min(BUSY_MOMENT, seconds / 2)
     while True:
         try:
             return _unmount_once(directory, name, looked, lazy, locks, seconds)
