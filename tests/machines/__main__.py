@@ -1,7 +1,7 @@
 """Test the promises on the kernels of other releases: ``python -m tests.machines [--write] [SUITE …]``.
 
 What a machine prints goes to build/machines/SUITE.log as it comes, its results to build/machines/SUITE. With --write,
-the table goes into docs/compatibility.md. The exit status is 1 if a test failed on a machine, or a machine did not run.
+the tables go into docs/compatibility.md. The exit status is 1 if a test failed on a machine, or a machine did not run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.lab.machine import MachineFailed, Release, results
-from tests.machines import payload, report
+from tests.machines import branches, lines, payload, report
 from tests.machines.promises import PROMISES
 
 SUITES = ("bookworm", "trixie", "sid")
@@ -45,7 +45,7 @@ def main() -> int:
     arguments = parser.parse_args()
     OUTPUT.mkdir(parents=True, exist_ok=True)
     selection = arguments.select or [selector for selectors in PROMISES.values() for selector in selectors]
-    status, found = 0, {}
+    status, found, recorded = 0, {}, {}
     with ThreadPoolExecutor(arguments.at_once) as machines:
         for suite, result in [(suite, machines.submit(run, suite, selection)) for suite in arguments.suite]:
             try:
@@ -55,14 +55,15 @@ def main() -> int:
                 status = 1
                 continue
             found[kernel] = cases
+            recorded[kernel] = lines.recorded(OUTPUT / suite / "lines")
             failed = [f"{case.file}::{case.name}" for case in cases if case.result == "failed"]
             print(
                 f"{suite}: Linux {kernel}: {len(cases) - len(failed)} passed, {len(failed)} failed", *failed, sep="\n  "
             )
             status = status or int(bool(failed) or not cases)
-    print(report.table(found))
+    print(report.table(found), branches.table(recorded), sep="\n")
     if arguments.write and not arguments.select:
-        report.write(found)
+        report.write(found, recorded)
     return status
 
 

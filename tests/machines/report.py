@@ -1,4 +1,4 @@
-"""The table of promises by kernels in docs/compatibility.md, from the results of the machines."""
+"""The tables of promises and branches by kernels in docs/compatibility.md, from the results of the machines."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
+from tests.machines import branches
 from tests.machines.promises import PROMISES
 
 if TYPE_CHECKING:
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
 FILE = Path(__file__).parents[2] / "docs/compatibility.md"
 _NOT_RUN = "not run"
-_BEGIN = "<!-- The table is written by make test-kernels. -->\n"
+_PROMISES = "<!-- The table is written by make test-kernels. -->\n"
+_BRANCHES = "<!-- The table of branches is written by make test-kernels. -->\n"
 
 
 @dataclass(frozen=True)
@@ -74,10 +76,12 @@ def _cell(found: Sequence[Case]) -> str:
     return ", ".join(parts) if found else _NOT_RUN
 
 
-def write(results: Mapping[str, Sequence[Case]]) -> None:
-    """Write the table into docs/compatibility.md."""
+def write(results: Mapping[str, Sequence[Case]], recorded: Mapping[str, Mapping[tuple[str, str], bytes]]) -> None:
+    """Write both tables into docs/compatibility.md: of the results, and of the recorded lines, by kernel."""
     text = FILE.read_text()
-    before, begin, after = text.partition(_BEGIN)
-    assert begin, f"{FILE} has no place for the table"
-    rest = re.sub(r"\A(\|.*\n)*", "", after)
-    FILE.write_text(before + begin + table(results) + rest)
+    for begin, rows in ((_PROMISES, table(results)), (_BRANCHES, branches.table(recorded))):
+        before, found, after = text.partition(begin)
+        assert found, f"{FILE} has no place for a table"
+        rest = re.sub(r"\A(\|.*\n)*", "", after)
+        text = before + begin + rows + rest
+    FILE.write_text(text)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.machines import report
+from tests.machines import branches, report
 from tests.machines.promises import PROMISES
 from tests.machines.report import Case
 
@@ -49,14 +49,20 @@ def test_the_table_has_a_row_for_each_promise_and_a_column_for_each_kernel() -> 
 
 def test_the_table_takes_the_place_of_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "page.md"
-    page.write_text("before\n<!-- The table is written by make test-kernels. -->\n\n## After\n")
+    first, second = "<!-- The table is written", "<!-- The table of branches is written"
+    page.write_text(
+        f"before\n{first} by make test-kernels. -->\n\nbetween\n\n{second} by make test-kernels. -->\n\nafter"
+    )
     monkeypatch.setattr(report, "FILE", page)
-    for results in ({"6.1": CASES}, {"6.12": CASES}):
-        report.write(results)
+    for kernel in ("6.1", "6.12"):
+        results, recorded = {kernel: CASES}, {kernel: {branch.key: bytes(512) for branch in branches.BRANCHES}}
+        report.write(results, recorded)
         text = page.read_text()
-        assert text.startswith("before\n<!--")
-        assert text.endswith("\n\n## After\n")
+        assert text.startswith(f"before\n{first}")
+        assert f"\n\nbetween\n\n{second}" in text
+        assert text.endswith("\n\nafter")
         assert report.table(results) in text
+        assert branches.table(recorded) in text
     assert "6.1 |" not in text
 
 
