@@ -12,6 +12,7 @@ from fusermount3_proxy.wire import ProceedRequest
 from tests.e2e import hostile
 from tests.e2e.conftest import wait_until
 from tests.e2e.hostile import COMMIT, O_PATH, Client, in_private_namespace, slow
+from tests.lab.kernel import needs_kernel
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -126,6 +127,7 @@ def test_an_unmount_of_which_the_front_never_heard_is_answered_by_the_child(
     in_private_namespace(body)
 
 
+@needs_kernel("FSCONFIG_CMD_CREATE_EXCL")
 def test_a_mount_with_sync_init_whose_front_was_killed_is_answered_by_the_child(
     run_broker: RunBroker, tmp_path: Path
 ) -> None:

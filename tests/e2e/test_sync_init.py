@@ -13,6 +13,7 @@ import struct
 import subprocess
 import threading
 import time
+from errno import EOPNOTSUPP
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,6 +21,7 @@ import pytest
 from tests.e2e.conftest import RunBroker
 from tests.e2e.hostile import fuse_mounts, in_private_namespace
 from tests.lab.broker import PROXY, Broker
+from tests.lab.kernel import kernel_has, needs_kernel
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,6 +30,7 @@ pytestmark = pytest.mark.e2e
 
 FUSE_DEV_IOC_SYNC_INIT = 229 << 8 | 3
 FUSE_INIT_REPLY = struct.pack("=IIIIHHIIHH28x", 7, 31, 65536, 0, 12, 9, 65536, 1, 0, 0)
+EXCLUSIVE = "FSCONFIG_CMD_CREATE_EXCL"
 READY = b"\0"
 
 
@@ -96,6 +99,11 @@ def test_it_is_mounted_when_the_fake_libfuse_is_ready_and_not_before(broker: Bro
         if waits:
             program.serve()
         program.comm.send(READY)
+        if not kernel_has(EXCLUSIVE):
+            assert program.status() == -EOPNOTSUPP
+            assert program.end()[0] == 1
+            assert not fuse_mounts()
+            return
         assert program.status() == 0
         assert [mount.fstype for mount in fuse_mounts()] == ["fuse.fake"]
         assert program.end() == (0, "")
@@ -168,6 +176,7 @@ def test_the_wait_for_a_fake_libfuse_is_bounded(run_broker: RunBroker, tmp_path:
     in_private_namespace(body)
 
 
+@needs_kernel(EXCLUSIVE)
 def test_with_auto_unmount_the_same_socket_is_watched_for_a_fake_libfuse(broker: Broker, tmp_path: Path) -> None:
     def body() -> None:
         program = FakeLibfuse319(broker, tmp_path, "auto_unmount")

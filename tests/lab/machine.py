@@ -29,6 +29,7 @@ _PACKAGES = (
     *("passwd", "procps", "iproute2", "util-linux", "libpam-systemd"),
     # containers, as Debian configures them
     *("podman", "crun", "uidmap", "slirp4netns", "busybox-static", "jq"),
+    *("docker.io", "iptables", "dbus-user-session"),
     # what the broker imports
     *("python3", "python3-click", "python3-h11", "python3-prometheus-client", "python3-psutil", "python3-pyxattr"),
     *("python3-systemd", "python3-rich", "python3-seccomp", "python3-protobuf", "python3-grpcio"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 PROMISES: dict[str, tuple[str, ...]] = {
     "what the kernel lacks is said": ("tests/e2e/test_kernel.py",),
     "the package is installed, the service serves": ("tests/machines/installed.py",),
+    "Docker and rootless Podman": ("tests/machines/engines.py",),
     "mount, use and unmount, as user and root": (
         "tests/e2e/test_containers.py::test_a_program_mounts_serves_and_unmounts_as",
         "tests/e2e/test_isolation.py::test_two_containers_mount_at_the_same_path_and_each_sees_its_own",

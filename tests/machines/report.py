@@ -43,7 +43,9 @@ def cases(junit: Path) -> list[Case]:
 
 def _case(element: ElementTree.Element) -> Case:
     words = element.attrib["classname"].split(".")
-    depth = next(index for index, word in enumerate(words) if word.startswith("test_") or word == "installed")
+    depth = next(
+        index for index, word in enumerate(words) if word.startswith("test_") or words[index - 1] == "machines"
+    )
     file = "/".join(words[: depth + 1]) + ".py"
     name = ".".join([*words[depth + 1 :], element.attrib["name"]])
     for kind, result in (("failure", "failed"), ("error", "failed"), ("skipped", "skipped")):

@@ -109,7 +109,8 @@ FEATURES = (
     Feature(
         "MOVE_MOUNT_BENEATH",
         "6.5",
-        "when a FUSE program replaces one that has ended, its volume is empty for a moment",
+        "when a FUSE program replaces one that has ended, its volume is empty for a moment, and other containers keep "
+        "the ended filesystem below the new one",
         _mounts_beneath,
     ),
     Feature("FSCONFIG_CMD_CREATE_EXCL", "6.6", "--sync-init is refused", _creates_exclusively),
