@@ -17,8 +17,9 @@ from tests.lab.callers import enter_private_namespace
 from tests.lab.load import Beside, Helper
 
 CALLERS = (1, 8, 64)
-#: No mount is removed as dead: a caller closes its descriptor, and then waits for its turn to unmount.
-_CONFIGURATION = f"dead_mounts_seconds = 0\n{UNLIMITED}"
+#: A dead mount has time: each caller closes its descriptor, and then waits for its turn to unmount.
+_CONFIGURATION = UNLIMITED.replace("dead_mounts_seconds = 2", "dead_mounts_seconds = 60")
+assert _CONFIGURATION != UNLIMITED
 
 
 def measure(rounds: int, seconds: float) -> list[Concurrency]:
