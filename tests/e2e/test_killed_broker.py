@@ -23,7 +23,7 @@ from tests.e2e.conftest import wait_until
 from tests.e2e.hostile import COMMIT, O_PATH, Client, in_private_namespace, slow, slow_processes
 from tests.lab.broker import Broker
 from tests.lab.callers import Caller, enter_private_namespace, fuse_mounts
-from tests.lab.faults import FRONT, MOUNTER, kill, kill_all, kill_at_once
+from tests.lab.faults import FRONT, MOUNTER, kill, kill_all, kill_at_once, wait_until_stopped
 from tests.lab.load import Beside, Helper
 
 if TYPE_CHECKING:
@@ -163,14 +163,24 @@ def test_a_process_that_is_killed_while_it_starts_is_started_again(part: str, pl
 
     def killed(broker: Broker, process: psutil.Process) -> set[psutil.Process]:
         """Kill it; return all processes of that module so far: its children become the supervisor's."""
-        process.suspend()
+        family: set[psutil.Process] = set()
+        while new := {process, *process.children(recursive=True)} - family:  # what is stopped forks no more
+            for each in new:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.suspend()
+            wait_until_stopped([*new])
+            family |= new
         known = processes(broker, recursive=True)
         process.kill()
+        for each in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.resume()
         return known
 
     def another(broker: Broker, known: set[psutil.Process]) -> psutil.Process:
-        wait_until(lambda: processes(broker, recursive=False) - known, seconds=30)
-        (process,) = processes(broker, recursive=False) - known
+        found: set[psutil.Process] = set()
+        wait_until(lambda: found.update(processes(broker, recursive=False) - known) or found, seconds=30)
+        (process,) = found
         return process
 
     def body(broker: Broker) -> None:
