@@ -178,8 +178,13 @@ def test_a_process_that_is_killed_while_it_starts_is_started_again(part: str, pl
         return known
 
     def another(broker: Broker, known: set[psutil.Process]) -> psutil.Process:
-        found: set[psutil.Process] = set()
-        wait_until(lambda: found.update(processes(broker, recursive=False) - known) or found, seconds=30)
+        found: list[psutil.Process] = []
+
+        def find() -> bool:
+            found[:] = processes(broker, recursive=False) - known
+            return bool(found)
+
+        wait_until(find, seconds=30)
         (process,) = found
         return process
 
