@@ -14,6 +14,7 @@ import psutil
 from fusermount3_broker.kernel import syscalls
 from fusermount3_broker.messages import mounter
 from fusermount3_broker.supervisor.processes import Mounter
+from tests.e2e.conftest import is_alive, wait_until
 from tests.e2e.hostile import O_PATH, mount_request
 from tests.lab.forked import ending_afterwards
 
@@ -71,14 +72,17 @@ class OwnedFront:
     @property
     def maker(self) -> psutil.Process:
         """The child of the mounter that has its own user namespace and makes mount namespaces."""
+        wait_until(lambda: len(self._makers()) == 1)  # a killed one may be about to end
+        return self._makers()[0]
+
+    def _makers(self) -> list[psutil.Process]:
         own = Path("/proc/self/ns/user").stat().st_ino
         makers = []
         for each in psutil.Process(self.pid).children():
             with contextlib.suppress(OSError):  # it has just ended
-                if Path(f"/proc/{each.pid}/ns/user").stat().st_ino != own:
+                if is_alive(each.pid) and Path(f"/proc/{each.pid}/ns/user").stat().st_ino != own:
                     makers.append(each)
-        (maker,) = makers
-        return maker
+        return makers
 
     def begin(self, start: mounter.Record, *descriptors: int) -> Conversation:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

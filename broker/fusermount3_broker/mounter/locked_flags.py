@@ -113,6 +113,8 @@ class Maker:
     def __init__(self, proc: int) -> None:
         self._proc = proc
         self._pid = 0
+        #: Earlier makers that had not ended yet when the next one was started.
+        self._ending: set[int] = set()
         self._end: socket.socket | None = None
         self._problem = 0
         #: The next cell, which the maker may not have left yet, or -1.
@@ -169,8 +171,8 @@ class Maker:
     def _start(self) -> None:
         """Start the maker and wait until it has made its first cell."""
         if self._pid:
-            with suppress(ChildProcessError):
-                os.waitpid(self._pid, os.WNOHANG)  # the last one, if it has ended by now
+            self._ending.add(self._pid)
+        self._ending = {each for each in self._ending if not _is_reaped(each)}
         self._end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
@@ -202,6 +204,14 @@ class Maker:
         if self._next >= 0:
             os.close(self._next)
         self._next = -1
+
+
+def _is_reaped(pid: int) -> bool:
+    """Reap the child if it has ended; return whether that is done."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True
 
 
 def _answer(end: socket.socket) -> int:
