@@ -28,7 +28,7 @@ from fusermount3_broker.mounter.kept_descriptors import Descriptors
 from tests.e2e.conftest import is_alive, wait_until
 from tests.e2e.hostile import in_private_namespace
 from tests.e2e.owned_front import PATIENCE, a_plan, facts_of
-from tests.e2e.volumes import NONCE, SOCKET, Program, Volume, a_volume, publish, serve, stat, unpublish
+from tests.e2e.volumes import NONCE, SOCKET, Program, Volume, a_volume, mount_fusectl, publish, serve, stat, unpublish
 from tests.lab import cgroups, tinyfuse
 from tests.lab.commands import run
 from tests.lab.forked import ending_afterwards
@@ -665,8 +665,7 @@ def test_a_volume_whose_files_are_read_all_the_time_is_not_served_once_its_progr
 
     def body(front: OwnedFront, volume: Volume) -> None:
         publish(front, volume)
-        run(["mount", "-t", "fusectl", "fusectl", "/sys/fs/fuse/connections"])
-        fusectl = os.open("/sys/fs/fuse/connections", os.O_PATH)
+        fusectl = os.open(mount_fusectl(), os.O_PATH)
         program = serve(front, volume)
         child = reader(volume.file, tmp_path / "seen")
         wait_until(partial(says, tmp_path / "seen", "hello"))
@@ -689,7 +688,7 @@ def test_a_program_that_dies_while_it_is_asked_whether_it_is_alive_is_dead(tmp_p
 
     def body(front: OwnedFront, volume: Volume) -> None:
         publish(front, volume)
-        run(["mount", "-t", "fusectl", "fusectl", "/sys/fs/fuse/connections"])
+        mount_fusectl()
         dying = serve(front, volume, hangs=True)
         program = Program(front, volume, b"next")
         conversation = program.begin()
@@ -751,7 +750,7 @@ def test_what_replaces_a_dead_mount_and_is_not_kept_leaves_it_as_it_was(tmp_path
 def hanging(front: OwnedFront, volume: Volume) -> tuple[Program, int]:
     """Return a program that answers nothing, and the pid of a process that waits for it for ever."""
     program = serve(front, volume, hangs=True)
-    run(["mount", "-t", "fusectl", "fusectl", "/sys/fs/fuse/connections"])
+    mount_fusectl()
     waiting = os.fork()
     if waiting == 0:
         with ending_afterwards():

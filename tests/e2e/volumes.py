@@ -95,6 +95,14 @@ def a_volume(directory: Path) -> Iterator[tuple[OwnedFront, Volume]]:
         volume.cgroups.remove()
 
 
+def mount_fusectl() -> Path:
+    """Mount fusectl, unless it is mounted as systemd does; return its mountpoint."""
+    place = Path("/sys/fs/fuse/connections")
+    if not any(mount.mountpoint == str(place) for mount in mountinfo()):
+        run(["mount", "-t", "fusectl", "fusectl", place])
+    return place
+
+
 def publish(front: OwnedFront, volume: Volume, *, old_clients: bool = False, serving: bool = False) -> list[int]:
     """Publish the volume; return the received descriptors."""
     said, descriptors = front.begin(

@@ -74,6 +74,7 @@ BRANCHES = (
     Branch("statmount(2)", "mounter.mount_tree", "_type_and_options", "status =", "line ="),
     Branch("statmount(2)", "mounter.mount_tree", "_parent_of", "status =", "line ="),
     Branch("statmount(2)", "mounter.mount_tree", "_is_covered", "here =", "places ="),
+    Branch("fuse_connection in fdinfo", "mounter.fuse_connections", "may_serve", "return each", "possible = each"),
     Branch(
         "clones of detached mounts",
         "mounter.mounting",

@@ -10,9 +10,14 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import NamedTuple
 
 from fusermount3_broker.kernel import syscalls
+
+#: The beginning of the line with the connection in the fdinfo of a /dev/fuse descriptor (fs/fuse/dev.c,
+#: fuse_dev_show_fdinfo).
+CONNECTION = b"fuse_connection:\t"
 
 
 class Feature(NamedTuple):
@@ -89,6 +94,29 @@ def _mounts_beneath() -> bool:
     return _errno_of(lambda: syscalls.move_mount(-1, b"", -1, b"", flags)) != errno.EINVAL
 
 
+def shows_connections() -> bool:
+    """Return whether the fdinfo of a /dev/fuse descriptor shows the connection that it serves; True if that can't be
+    tested here. This makes a filesystem that is attached nowhere and ends at once."""
+    with ExitStack() as held:
+        try:
+            device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+            held.callback(os.close, device)
+            context = syscalls.fsopen(b"fuse", syscalls.FSOPEN_CLOEXEC)
+            held.callback(os.close, context)
+            for key, value in (
+                (b"fd", b"%d" % device),
+                (b"rootmode", b"40000"),
+                (b"user_id", b"0"),
+                (b"group_id", b"0"),
+            ):
+                syscalls.fsconfig(context, syscalls.FSCONFIG_SET_STRING, key, value, 0)
+            syscalls.fsconfig(context, syscalls.FSCONFIG_CMD_CREATE, None, None, 0)
+            with open(f"/proc/self/fdinfo/{device}", "rb") as file:
+                return CONNECTION in file.read()
+        except OSError:
+            return True
+
+
 def _errno_of(call: Callable[[], None]) -> int:
     try:
         call()
@@ -126,5 +154,12 @@ FEATURES = (
         "6.12",
         "seccomp alone keeps the front from signalling processes outside",
         lambda: syscalls.landlock_abi() >= 6,
+    ),
+    Feature(
+        "fuse_connection in fdinfo",
+        "6.16",
+        "the broker asks filesystems whether they are dead, as it can't see who serves them; and the volume of a pod "
+        "with a user namespace is not taken for dead while the pod has /dev/fuse open",
+        shows_connections,
     ),
 )

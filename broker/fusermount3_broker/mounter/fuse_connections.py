@@ -2,8 +2,8 @@
 
 A FUSE connection is a directory of fusectl, named by its device number. Its file `waiting` has the number of requests
 that the FUSE program has not answered yet; its file `abort` ends the connection, and all waiting processes get an
-error. Both belong to the user of the mount (fs/fuse/control.c). The fdinfo of a /dev/fuse descriptor shows which
-connection its process serves (fs/fuse/dev.c, fuse_dev_show_fdinfo). Nothing here asks a FUSE filesystem, so nothing
+error. Both belong to the user of the mount (fs/fuse/control.c). Since Linux 6.16, the fdinfo of a /dev/fuse descriptor
+shows which connection its process serves (`features.CONNECTION`). Nothing here asks a FUSE filesystem, so nothing
 blocks. For the mounter's children.
 """
 
@@ -13,12 +13,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from fusermount3_broker.kernel import syscalls
+from fusermount3_broker.kernel import features, syscalls
 
 _READ = os.O_RDONLY | os.O_CLOEXEC
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _FUSE_DEVICE = "/dev/fuse"
-_FDINFO = b"fuse_connection:\t"
 #: Seconds between two reads of the number of waiting requests. A FUSE program that takes one request at a time shows a
 #: change only for as long as the kernel takes to send it the next.
 _LOOK_AGAIN = 0.002
@@ -33,8 +32,8 @@ class Served(NamedTuple):
     descriptor: int
 
 
-#: The device of a descriptor that serves no FUSE connection.
-NOTHING = -1
+#: The device of a /dev/fuse descriptor that serves no FUSE connection, or no visible one; and of any other descriptor.
+NOTHING, OTHER = -1, -2
 
 
 class Connection:
@@ -180,21 +179,30 @@ def served_device(proc: int, pid: int | str, descriptor: int) -> int | None:
         data = _content(f"{pid}/fdinfo/{descriptor}", proc)
     except OSError:
         return None
-    _, found, rest = data.partition(_FDINFO)
+    _, found, rest = data.partition(features.CONNECTION)
     return int(rest.partition(b"\n")[0]) if found else None
 
 
 def descriptors(proc: int, pids: Iterable[int]) -> Iterator[tuple[int, Served]]:
-    """Yield the device that each descriptor of these processes serves, or `NOTHING`, and the descriptor's process."""
+    """Yield the device that each descriptor of these processes serves, `NOTHING` or `OTHER`, and the descriptor."""
     for pid in pids:
         for descriptor, is_fuse in _descriptors_of(proc, pid):
-            device = served_device(proc, pid, descriptor) if is_fuse else None
+            device = served_device(proc, pid, descriptor) if is_fuse else OTHER
             yield NOTHING if device is None else device, Served(pid, descriptor)
 
 
-def served(proc: int, device: int, pids: Iterable[int]) -> Served | None:
-    """Return which of these processes serves the connection of `device`; None if none does."""
-    return next((each for number, each in descriptors(proc, pids) if number == device), None)
+def may_serve(proc: int, device: int, pids: Iterable[int]) -> Served | None:
+    """Return which of these processes serves the connection of `device`; None if none does.
+
+    Before Linux 6.16, the kernel shows no process's connection; then return one that has a descriptor of any.
+    """
+    possible = None
+    for number, each in descriptors(proc, pids):
+        if number == device:
+            return each
+        if number == NOTHING:
+            possible = each
+    return possible
 
 
 def _descriptors_of(proc: int, pid: int) -> Iterator[tuple[int, bool]]:

@@ -341,7 +341,7 @@ def _ask(opened: Descriptors, talk: Conversation, entry: int, device: int, pod: 
     try:
         usage = mount_tree.usage(entry, fuse, rescue)
         if usage is None:  # the filesystem belongs to another user namespace: that of its FUSE program
-            server = fuse_connections.served(opened.proc, device, pods.processes_of(opened.proc, pod))
+            server = fuse_connections.may_serve(opened.proc, device, pods.processes_of(opened.proc, pod))
             if server is None:
                 return _unserved(errno.ENOTCONN)
             namespaces.join_user_namespace(os.pidfd_open(server.pid))

@@ -204,7 +204,7 @@ class Target:
         except OSError as error:
             return error.errno == errno.ENOTCONN
         pids = pods.processes_of(self._opened.proc, self._pod)
-        return fuse_connections.served(self._opened.proc, mount.device, pids) is None
+        return fuse_connections.may_serve(self._opened.proc, mount.device, pids) is None
 
 
 def is_placeholder(mount: Mount) -> bool:

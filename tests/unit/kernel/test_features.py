@@ -40,6 +40,7 @@ OLD: dict[str, tuple[object, str, object]] = {
     "FSCONFIG_CMD_CREATE_EXCL": (syscalls, "fsconfig", failing(errno.EOPNOTSUPP)),
     "statmount(2)": (syscalls, "statmount", failing(errno.ENOSYS)),
     "Landlock's scopes": (syscalls, "landlock_abi", lambda: 5),
+    "fuse_connection in fdinfo": (features, "CONNECTION", b"nothing"),
 }
 
 

@@ -275,8 +275,19 @@ def test_a_search_ends_in_time_with_what_it_has_found(proc: FakeProc, monkeypatc
 
 def test_nobody_serves_what_only_others_serve(proc: FakeProc) -> None:
     proc.serve(700, 3, DEVICE)
-    assert fuse_connections.served(proc.descriptor, DEVICE, [600, 700]) == Served(700, 3)
-    assert fuse_connections.served(proc.descriptor, DEVICE, [600]) is None
+    assert fuse_connections.may_serve(proc.descriptor, DEVICE, [600, 700]) == Served(700, 3)
+    assert fuse_connections.may_serve(proc.descriptor, DEVICE, [600]) is None
+
+
+def test_who_serves_something_else_does_not_serve_it_but_who_serves_nothing_visible_may(proc: FakeProc) -> None:
+    """Before Linux 6.16, no connection is visible."""
+    proc.serve(600, 3, OTHER)
+    proc.add(600, 4, "/dev/null")
+    assert fuse_connections.may_serve(proc.descriptor, DEVICE, [600]) is None
+    proc.add(650, 5)
+    assert fuse_connections.may_serve(proc.descriptor, DEVICE, [600, 650]) == Served(650, 5)
+    proc.serve(700, 6, DEVICE)
+    assert fuse_connections.may_serve(proc.descriptor, DEVICE, [600, 650, 700]) == Served(700, 6)
 
 
 # Mount namespaces
