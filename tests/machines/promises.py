@@ -28,5 +28,8 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "hung filesystems hold up nobody else": ("tests/e2e/test_hung.py",),
     "nosuid and nodev are locked": ("tests/e2e/test_locked_flags.py",),
     "the front is confined": ("tests/e2e/test_sandbox.py",),
+    "no filesystem of the kernel is hidden": (
+        "tests/e2e/test_owned_front.py::test_nothing_is_mounted_on_what_hides_a_filesystem_of_the_kernel",
+    ),
     "volumes": ("tests/e2e/test_volume_mounts.py",),
 }
