@@ -36,6 +36,8 @@ _PACKAGES = (
     # its tests, and FUSE programs
     *("python3-pytest", "strace", "fuse3", "sshfs", "bindfs", "openssh-server"),
 )
+#: Packages that only some releases have: since Debian 13, docker.io is without its client.
+_MORE = {"trixie": ("docker-cli",), "sid": ("docker-cli",)}
 
 _SERVICE = """\
 [Unit]
@@ -85,7 +87,7 @@ class Release:
 
     @property
     def recipe(self) -> DebianRecipe:
-        return DebianRecipe(f"machine-{self.suite}", _PACKAGES, self.suite)
+        return DebianRecipe(f"machine-{self.suite}", (*_PACKAGES, *_MORE.get(self.suite, ())), self.suite)
 
     def disk(self, cache: Cache | None = None) -> Path:
         """Return a directory with the disk `root.qcow2`, `kernel` and `initrd`."""
