@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.e2e
 
-DEADLINES = {"request": 1, "operation": 4, "commit": 2}
+DEADLINES = {"request": 1, "operation": 4, "commit": 4}
 
 
 @pytest.fixture
@@ -520,6 +520,7 @@ def test_a_mount_is_not_put_on_one_that_came_since_its_mountpoint_was_pinned(bro
             with Client(broker) as second:
                 second.send(mount_request(place), os.dup(pinned))
                 assert second.refused() == (EBUSY, "mount failed: Device or resource busy")
+                assert len(fuse_mounts()) == 1
         wait_for_mounts([])
         os.close(pinned)
         check_service(broker, place)

@@ -94,7 +94,7 @@ def _mounts_beneath() -> bool:
     return _errno_of(lambda: syscalls.move_mount(-1, b"", -1, b"", flags)) != errno.EINVAL
 
 
-def shows_connections() -> bool:
+def _shows_connections() -> bool:
     """Return whether the fdinfo of a /dev/fuse descriptor shows the connection that it serves; True if that can't be
     tested here. This makes a filesystem that is attached nowhere and ends at once."""
     with ExitStack() as held:
@@ -160,6 +160,6 @@ FEATURES = (
         "6.16",
         "the broker asks filesystems whether they are dead, as it can't see who serves them; and the volume of a pod "
         "with a user namespace is not taken for dead while the pod has /dev/fuse open",
-        shows_connections,
+        _shows_connections,
     ),
 )
