@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.latency import GENUINE_PROGRAM
-from benchmarks.load import UNLIMITED, Sample, mount_and_unmount
+from benchmarks.load import NO_LIMITS, Sample, mount_and_unmount
 from benchmarks.results import Calls, Concurrency, Timing
 from tests.lab.broker import PROXY as PROXY_PROGRAM
 from tests.lab.broker import Broker
@@ -18,8 +18,7 @@ from tests.lab.load import Beside, Helper
 
 CALLERS = (1, 8, 64)
 #: A dead mount has time: each caller closes its descriptor, and then waits for its turn to unmount.
-_CONFIGURATION = UNLIMITED.replace("dead_mounts_seconds = 2", "dead_mounts_seconds = 60")
-assert _CONFIGURATION != UNLIMITED
+_CONFIGURATION = f"mount_max = -1\ndead_mounts_seconds = 60\n[limits]\n{NO_LIMITS}"
 
 
 def measure(rounds: int, seconds: float) -> list[Concurrency]:

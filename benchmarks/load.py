@@ -35,8 +35,9 @@ from tests.lab.podman import Container, Options, Volume
 SOURCES = Path(__file__).parents[1]
 #: The shipped settings that tests switch off: the search for dead mounts, and the limits.
 SHIPPED = "dead_mounts_seconds = 2\n[limits]"
-#: Settings by which one caller may have as many mounts and requests as are measured here.
-UNLIMITED = f"mount_max = -1\n{SHIPPED}\nmounts = 0\nrequests_per_second = 0\nconcurrent = 0"
+#: The limits by which one caller may have as many mounts and requests as are measured here.
+NO_LIMITS = "mounts = 0\nrequests_per_second = 0\nconcurrent = 0"
+UNLIMITED = f"mount_max = -1\n{SHIPPED}\n{NO_LIMITS}"
 KIB, MIB = 1024, 1024 * 1024
 
 
