@@ -138,8 +138,12 @@ def _serve(config_path: Path | None, socket_paths: tuple[Path, ...], csi: "Csi |
 
     try:
         daemon.serve(config_path, socket_paths, csi)
-    except (daemon.StartError, configuration_file.ConfigurationError) as error:
+    except configuration_file.ConfigurationError as error:
         raise _Failure(str(error)) from None
+    except daemon.StartError as error:
+        failure = _Failure(str(error))
+        failure.exit_code = error.exit_status
+        raise failure from None
 
 
 @main.command("check-config")

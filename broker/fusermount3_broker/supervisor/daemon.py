@@ -39,7 +39,15 @@ _NO_LOCKS = (
 
 
 class StartError(Exception):
-    """The broker can't start; the message says why."""
+    """The broker can't start; the message says why. `exit_status` is that of its process."""
+
+    exit_status = 1
+
+
+class UnsupportedKernel(StartError):
+    """The broker can't start before this machine boots another kernel. The service is not restarted for this status."""
+
+    exit_status = os.EX_UNAVAILABLE
 
 
 def serve(path: Path | None, socket_paths: tuple[Path, ...], csi: Csi | None = None) -> None:
@@ -47,10 +55,10 @@ def serve(path: Path | None, socket_paths: tuple[Path, ...], csi: Csi | None = N
 
     With `csi`, also serve volumes.
 
-    Raises StartError, ConfigurationError.
+    Raises StartError, UnsupportedKernel if it is the kernel, ConfigurationError.
     """
     if problem := features.too_old():
-        raise StartError(problem)
+        raise UnsupportedKernel(problem)
     path = path.absolute() if path else None  # callers see it, and have other working directories
     configuration = configuration_file.load(path)
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -17,10 +18,26 @@ from fusermount3_broker.cli import main
 from fusermount3_proxy import __version__
 
 
+ROOT = Path(__file__).parents[3]
+
+
 def run(*arguments: str | Path) -> Result:
     result = CliRunner().invoke(main.main, [str(each) for each in arguments])
     assert result.exception is None or isinstance(result.exception, SystemExit), "no traceback"
     return result
+
+
+# serve
+
+
+def test_on_a_kernel_that_is_too_old_the_exit_status_keeps_systemd_from_trying_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fusermount3_broker.kernel.features.too_old", lambda: "Linux 5.10 is too old")
+    result = run("serve")
+    assert (result.exit_code, result.output) == (os.EX_UNAVAILABLE, "Error: Linux 5.10 is too old\n")
+    service = ROOT / "packaging/systemd/fusermount3-broker.service"
+    assert f"RestartPreventExitStatus={result.exit_code}" in service.read_text().splitlines()
 
 
 # check-config
