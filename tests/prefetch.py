@@ -20,6 +20,7 @@ from tests.differential import sides
 from tests.e2e import test_installed_from_source
 from tests.kubernetes import programs
 from tests.lab import debian, images, pypi, runtimes
+from tests.machines.promises import MACHINES
 from tests.packaging import test_pip
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ def entries() -> Iterator[Callable[[], object]]:
         yield partial(programs.program, name)
     for python in pypi.PYTHONS.values():
         yield partial(pypi.wheelhouse, python)
+    for machine in MACHINES.values():
+        yield machine.disk
 
 
 def recipes() -> Iterator[images.DebianRecipe]:

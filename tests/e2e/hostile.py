@@ -22,6 +22,7 @@ from fusermount3_proxy import wire
 from fusermount3_proxy.wire import CommitRequest, MountRequest, Reply, UnmountRequest
 from tests.e2e.conftest import settle, wait_until
 from tests.lab.commands import run
+from tests.lab.kernel import kernel_has
 from tests.lab.pace import SLOWNESS
 from tests.lab.podman import Mount, mountinfo
 
@@ -81,26 +82,44 @@ def wait_for_mounts(expected: list[Mount], seconds: float = 10) -> None:
         time.sleep(0.02)
 
 
+#: Capabilities stay in force when the effective uid changes (capabilities(7)).
+_PR_SET_SECUREBITS, _SECBIT_NO_SETUID_FIXUP = 28, 4
+
+
 class Client:
-    """A socket connection to the broker, made as user `uid`."""
+    """A socket connection to the broker, made as user `uid`.
+
+    SO_PEERCRED reports the credentials at connect(2). Before Linux 6.5, the broker compares them with those of the
+    process, which so remains that user until the first reply.
+    """
 
     def __init__(self, broker: Broker, uid: int = 0) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", PATIENCE, 0))
         self.devices: list[int] = []
+        self._is_user = uid != 0
+        if self._is_user and not kernel_has("SO_PEERPIDFD"):
+            syscalls.prctl(_PR_SET_SECUREBITS, _SECBIT_NO_SETUID_FIXUP)
         os.setegid(uid)
-        os.seteuid(uid)  # SO_PEERCRED reports the credentials at connect(2)
+        os.seteuid(uid)
         try:
             self.socket.connect(str(broker.socket))
         finally:
+            if kernel_has("SO_PEERPIDFD"):
+                self._be_root()
+        self.socket.settimeout(PATIENCE)
+
+    def _be_root(self) -> None:
+        if self._is_user:
             os.seteuid(0)
             os.setegid(0)
-        self.socket.settimeout(PATIENCE)
+            self._is_user = False
 
     def __enter__(self) -> Client:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self._be_root()
         self.socket.close()
         for device in self.devices:
             os.close(device)
@@ -119,6 +138,8 @@ class Client:
             data, descriptors, _, _ = socket.recv_fds(self.socket, wire.MAX_MESSAGE, 4)
         except ConnectionResetError:  # the broker has closed it with data of ours unread
             return None
+        finally:
+            self._be_root()
         self.devices += descriptors
         if not data:
             return None

@@ -15,7 +15,7 @@ import struct
 import subprocess
 import threading
 import time
-from errno import EBUSY, EEXIST, EINVAL, EPERM
+from errno import EBUSY, EEXIST, EINVAL, EOPNOTSUPP, EPERM
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,6 +48,7 @@ from tests.lab.broker import Broker
 from tests.lab.commands import run
 from tests.lab.forked import ending_afterwards
 from tests.lab.images import BUSYBOX, image_tag
+from tests.lab.kernel import kernel_has
 from tests.lab.podman import RUNTIME, Container, mountinfo, namespace_of
 
 if TYPE_CHECKING:
@@ -765,7 +766,8 @@ def test_a_descriptor_that_was_made_another_of_a_live_connection_is_no_new_files
             assert reply.errno == 0, reply.text
             fcntl.ioctl(client.devices[0], FUSE_DEV_IOC_CLONE, struct.pack("I", live))
             client.send(wire.encode_request(ProceedRequest()))
-            assert client.refused() == (EBUSY, "mount failed: Device or resource busy")
+            number = EBUSY if kernel_has("FSCONFIG_CMD_CREATE_EXCL") else EOPNOTSUPP
+            assert client.refused() == (number, f"mount failed: {os.strerror(number)}")
             assert fuse_mounts() == before
         os.close(live)
         unmount(broker, place, uid=USER)

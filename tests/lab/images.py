@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.lab.cache import Cache, DownloadFailed, read_manifest, recipe_hash, sha256
-from tests.lab.commands import Argument, run
+from tests.lab.commands import run
+from tests.lab.foreign import run_emulating
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -44,9 +45,14 @@ class DebianRecipe:
     suite: str = "bookworm"
     hooks: Sequence[str] = ()
     """More options of mmdebstrap, for the last steps."""
+    other_suites: Sequence[str] = ()
+    """Suites from which packages may come, too."""
+    architecture: str = ""
+    """Debian's name of it, if it isn't this machine's."""
 
     def key(self) -> str:
-        return recipe_hash(self.name, self.suite, *self.packages, *MMDEBSTRAP, *self.hooks)
+        more = (*self.other_suites, *([self.architecture] if self.architecture else []))
+        return recipe_hash(self.name, self.suite, *self.packages, *MMDEBSTRAP, *self.hooks, *more)
 
 
 MMDEBSTRAP = (
@@ -237,10 +243,13 @@ def prune_scratch() -> None:
 
 def build_rootfs(recipe: DebianRecipe, tarball: Path) -> None:
     """Make the tarball of a root filesystem. DownloadFailed with mmdebstrap's last lines if that fails."""
-    include = f"--include={','.join(recipe.packages)}"
-    argv: list[Argument] = [*MMDEBSTRAP, *recipe.hooks, include, recipe.suite, tarball, "-"]
-    sources = "".join(f"{line}\n" for line in debian_sources(recipe.suite))
-    result = subprocess.run(argv, input=sources, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    options = [*recipe.hooks, f"--include={','.join(recipe.packages)}"]
+    sources = [line for suite in (recipe.suite, *recipe.other_suites) for line in debian_sources(suite)]
+    argv = [*MMDEBSTRAP, *options, recipe.suite, str(tarball), *sources]
+    if recipe.architecture:
+        result = run_emulating([*argv, f"--architectures={recipe.architecture}"])
+    else:
+        result = subprocess.run(argv, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     if result.returncode != 0:
         raise DownloadFailed(f"mmdebstrap failed for the image {recipe.name}:\n{result.stdout[-4000:]}")
 

@@ -1,9 +1,11 @@
-"""Virtual machines with kernels of other releases, emulated: each boots as Debian boots, with systemd and cgroup v2.
+"""Virtual machines with other kernels, emulated: each boots as Debian boots, with systemd and cgroup v2.
 
 A machine has three disks: the release's root filesystem with its kernel, a copy for each run; the *payload*, a
 directory of this machine that it gets read-only at /payload, and whose program `run` it executes when it has booted;
 and one on which it writes a tarball of what `run` has left in /results. What `run` prints comes back by the serial
-line, as it comes. The machine has no network. Emulation is 10 to 60 times slower than this machine.
+line, as it comes. The machine has no network, and one processor: with two, QEMU 7.2 misses now and then that one of
+them changes the kernel's code which the other executes, and Linux 6.12 panics. Emulation is 10 to 60 times slower than
+this machine.
 """
 
 from __future__ import annotations
@@ -14,30 +16,31 @@ import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tests.lab.cache import Cache, recipe_hash
 from tests.lab.commands import Argument, run
 from tests.lab.images import DebianRecipe, rootfs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-_PACKAGES = (
-    # a machine that boots
-    *("linux-image-cloud-amd64", "initramfs-tools", "zstd", "systemd-sysv", "dbus", "udev", "kmod", "apparmor"),
+_BOOTS = (
+    *("linux-image-cloud-{architecture}", "initramfs-tools", "zstd", "systemd-sysv", "dbus", "udev", "kmod"),
     *("passwd", "procps", "iproute2", "util-linux", "libpam-systemd"),
-    # containers, as Debian configures them
-    *("podman", "crun", "uidmap", "slirp4netns", "busybox-static", "jq"),
-    *("docker.io", "iptables", "dbus-user-session"),
-    # what the broker imports
+)
+#: What the broker imports, and its tests.
+_BROKER = (
     *("python3", "python3-click", "python3-h11", "python3-prometheus-client", "python3-psutil", "python3-pyxattr"),
     *("python3-systemd", "python3-rich", "python3-seccomp", "python3-protobuf", "python3-grpcio"),
-    # its tests, and FUSE programs
-    *("python3-pytest", "strace", "fuse3", "sshfs", "bindfs", "openssh-server"),
+    *("python3-pytest", "strace", "fuse3"),
 )
-#: Packages that only some releases have: since Debian 13, docker.io is without its client.
-_MORE = {"trixie": ("docker-cli",), "sid": ("docker-cli",)}
+#: Podman as Debian configures it.
+PODMAN = ("podman", "crun", "apparmor", "busybox-static", "jq")
+#: The compiler and the libraries of the tests' programs.
+COMPILER = ("gcc", "libc6-dev", "pkgconf", "libfuse3-dev", "libfuse-dev")
+#: SELinux enforcing, with Debian's policy.
+SELINUX = ("selinux-policy-default", "selinux-utils", "policycoreutils")
 
 _SERVICE = """\
 [Unit]
@@ -48,12 +51,15 @@ ExecStartPre=mkdir --parents /results
 ExecStart=/bin/sh /payload/run
 ExecStopPost=tar --create --file /dev/disk/by-id/virtio-results --directory /results .
 ExecStopPost=systemctl poweroff --no-block
-StandardOutput=file:/dev/ttyS0
+StandardOutput=file:/dev/{serial}
 StandardError=inherit
+{more}
 [Install]
 WantedBy=multi-user.target
 """
 _PAYLOAD = """\
+[Unit]
+OnFailure=poweroff.target
 [Mount]
 What=/dev/disk/by-id/virtio-payload
 Where=/payload
@@ -61,18 +67,25 @@ Options=ro
 """
 #: The kernel's command line. The results have the serial line for themselves.
 _KERNEL = (
-    "root=/dev/disk/by-id/virtio-root",
-    "rw",
-    "console=ttyS0",
-    "quiet",
-    "systemd.show_status=false",
-    "systemd.mask=serial-getty@ttyS0.service",
-    "panic=-1",
+    "root=/dev/disk/by-id/virtio-root rw console={serial} quiet systemd.show_status=false "
+    "systemd.mask=serial-getty@{serial}.service panic=-1"
 )
-#: QEMU 7.2 emulates cmpxchg16b wrongly: the allocator of Linux 6.12, which uses it if it can, panics after a while.
-_CPU = "max,cx16=off"
 #: Bytes of the disks: room for what a run writes, and for its results.
 _ROOT, _RESULTS = "8G", "64M"
+
+
+class _Emulator(NamedTuple):
+    """How to emulate an architecture: a command, the kernel's name of the serial line."""
+
+    command: Sequence[str]
+    serial: str
+
+
+_EMULATORS = {
+    # QEMU 7.2 emulates cmpxchg16b wrongly: the allocator of Linux 6.12, which uses it if it can, panics after a while.
+    "amd64": _Emulator(("qemu-system-x86_64", "-cpu", "max,cx16=off"), "ttyS0"),
+    "arm64": _Emulator(("qemu-system-aarch64", "-machine", "virt", "-cpu", "cortex-a72"), "ttyAMA0"),
+}
 
 
 class MachineFailed(Exception):
@@ -80,19 +93,58 @@ class MachineFailed(Exception):
 
 
 @dataclass(frozen=True)
-class Release:
-    """A release of Debian, whose kernel a machine has."""
+class Machine:
+    """A machine with the root filesystem of a release of Debian."""
 
+    name: str
     suite: str
+    packages: Sequence[str] = ()
+    """More than it boots with, and the broker and pytest need."""
+    kernel: str = ""
+    """The release from which its kernel comes, if it is another."""
+    architecture: str = "amd64"
 
     @property
     def recipe(self) -> DebianRecipe:
-        return DebianRecipe(f"machine-{self.suite}", (*_PACKAGES, *_MORE.get(self.suite, ())), self.suite)
+        boots = [each.format(architecture=self.architecture) for each in _BOOTS]
+        if self.kernel:
+            boots[0] += f"/{self.kernel}"
+        return DebianRecipe(
+            f"machine-{self.name}",
+            (*boots, *_BROKER, *self.packages),
+            self.suite,
+            other_suites=[self.kernel] if self.kernel else [],
+            architecture=self.architecture if self.is_foreign else "",
+        )
+
+    @property
+    def is_foreign(self) -> bool:
+        return self.architecture != run(["dpkg", "--print-architecture"]).stdout.strip()
+
+    @property
+    def has_selinux(self) -> bool:
+        return set(SELINUX) <= set(self.packages)
+
+    @property
+    def emulator(self) -> _Emulator:
+        return _EMULATORS[self.architecture]
+
+    @property
+    def command_line(self) -> str:
+        """The kernel's."""
+        selinux = " security=selinux selinux=1 enforcing=1" if self.has_selinux else ""
+        return _KERNEL.format(serial=self.emulator.serial) + selinux
+
+    @property
+    def service(self) -> str:
+        """The unit that executes the payload. With SELinux, it is as unconfined as the shell of an administrator."""
+        more = "SELinuxContext=unconfined_u:unconfined_r:unconfined_t:s0-s0:c0.c1023" if self.has_selinux else ""
+        return _SERVICE.format(serial=self.emulator.serial, more=more)
 
     def disk(self, cache: Cache | None = None) -> Path:
         """Return a directory with the disk `root.qcow2`, `kernel` and `initrd`."""
-        recipe = recipe_hash(self.recipe.key(), _SERVICE, _PAYLOAD, _ROOT)
-        return (cache or Cache()).entry(f"machine-{self.suite}", recipe, self._build)
+        recipe = recipe_hash(self.recipe.key(), self.service, _PAYLOAD, _ROOT, self.command_line)
+        return (cache or Cache()).entry(f"machine-{self.name}", recipe, self._build)
 
     def _build(self, directory: Path) -> None:
         with tempfile.TemporaryDirectory(dir=directory) as temporary:
@@ -103,23 +155,34 @@ class Release:
             shutil.copy(kernel, directory / "kernel")
             shutil.copy(initrd, directory / "initrd")
             units = root / "etc/systemd/system"
-            (units / "payload.service").write_text(_SERVICE)
+            (units / "payload.service").write_text(self.service)
             (units / "payload.mount").write_text(_PAYLOAD)
             (units / "multi-user.target.wants").mkdir(exist_ok=True)
             (units / "multi-user.target.wants/payload.service").symlink_to("../payload.service")
             (root / "etc/fstab").write_text("")
+            if self.has_selinux:
+                # The policy forbids Podman to load it.
+                (root / "etc/modules-load.d/overlay.conf").write_text("overlay\n")
+                _label(root)
             run(["truncate", f"--size={_ROOT}", raw])
             run(["mke2fs", "-q", "-t", "ext4", "-d", root, raw], timeout=600)
             run(["qemu-img", "convert", "-O", "qcow2", raw, directory / "root.qcow2"], timeout=600)
 
 
+def _label(root: Path) -> None:
+    """Give each file the label of the policy, as `fixfiles relabel` does at the first boot. setfiles(8) needs proc."""
+    contexts = "/etc/selinux/default/contexts/files/file_contexts"
+    script = f'mount -t proc proc "$1/proc" && chroot "$1" setfiles -q -F -e /proc {contexts} / 2>&1 | tail -n 20'
+    run(["unshare", "--mount", "sh", "-euc", script, "sh", root], timeout=600)
+
+
 @contextlib.contextmanager
-def results(release: Release, payload: Path, log: Path, seconds: float) -> Iterator[Path]:
+def results(machine: Machine, payload: Path, log: Path, seconds: float) -> Iterator[Path]:
     """Run a machine with this payload; yield the directory with its results. Raises MachineFailed.
 
     `log` receives what it prints. It must have powered off after so many seconds.
     """
-    disk = release.disk()
+    disk = machine.disk()
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
         root, given, written = directory / "root", directory / "payload", directory / "results"
@@ -129,26 +192,27 @@ def results(release: Release, payload: Path, log: Path, seconds: float) -> Itera
         run(["mke2fs", "-q", "-t", "ext4", "-m", "0", "-O", "^has_journal", "-d", payload, given], timeout=600)
         run(["truncate", f"--size={_RESULTS}", written])
         emulator: list[Argument] = [
-            *("qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", _CPU, "-smp", "2", "-m", "4G"),
+            *(*machine.emulator.command, "-accel", "tcg", "-smp", "1", "-m", "4G"),
             *("-nographic", "-no-reboot", "-nodefaults", "-serial", "stdio", "-nic", "none"),
-            *("-kernel", disk / "kernel", "-initrd", disk / "initrd", "-append", " ".join(_KERNEL)),
+            *("-kernel", disk / "kernel", "-initrd", disk / "initrd", "-append", machine.command_line),
             *_drive("root", root, "qcow2"),
             *_drive("payload", given, "raw", "readonly=on"),
             *_drive("results", written, "raw"),
         ]
         with log.open("wb") as output:
-            machine = subprocess.Popen(emulator, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+            running = subprocess.Popen(emulator, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
             try:
-                machine.wait(seconds)
+                running.wait(seconds)
             except subprocess.TimeoutExpired:
-                raise MachineFailed(f"{release.suite}: still running after {seconds} s\n{_end_of(log)}") from None
+                raise MachineFailed(f"{machine.name}: still running after {seconds} s\n{_end_of(log)}") from None
             finally:
-                machine.kill()
-                machine.wait()
+                running.kill()
+                running.wait()
         extracted = directory / "extracted"
         extracted.mkdir()
-        if run(["tar", "--extract", "--file", written, "--directory", extracted], check=False).returncode != 0:
-            raise MachineFailed(f"{release.suite}: no results\n{_end_of(log)}")
+        run(["tar", "--extract", "--file", written, "--directory", extracted], check=False)
+        if not any(extracted.iterdir()):
+            raise MachineFailed(f"{machine.name}: no results\n{_end_of(log)}")
         yield extracted
 
 

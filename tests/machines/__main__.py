@@ -1,70 +1,86 @@
-"""Test the promises on the kernels of other releases: ``python -m tests.machines [--write] [SUITE …]``.
+"""Test the promises on other kernels: ``python -m tests.machines [--smoke] [MACHINE …]``.
 
-What a machine prints goes to build/machines/SUITE.log as it comes, its results to build/machines/SUITE. With --write,
-the tables go into docs/compatibility.md. The exit status is 1 if a test failed on a machine, or a machine did not run.
+What a machine prints goes to build/machines/MACHINE.log as it comes, its results to build/machines/MACHINE, from which
+`tests.machines.report` writes the tables. The exit status is 1 if a test failed on a machine, or a machine did not run.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tests.lab.machine import MachineFailed, Release, results
-from tests.machines import branches, lines, payload, report
-from tests.machines.promises import PROMISES
+from tests.lab.foreign import can_emulate
+from tests.lab.machine import MachineFailed, results
+from tests.machines import payload, report
+from tests.machines.promises import MACHINES, selection
+from tests.machines.report import OUTPUT
 
-SUITES = ("bookworm", "trixie", "sid")
-OUTPUT = payload.ROOT / "build/machines"
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tests.lab.machine import Machine
+
 #: Seconds for all tests on one machine, while others run beside it.
 _SECONDS = 3 * 3600
 
 
-def run(suite: str, selection: list[str]) -> tuple[str, list[report.Case]]:
-    """Return the release of the machine's kernel, and the results of the tests. Raises MachineFailed."""
-    release, log = Release(suite), OUTPUT / f"{suite}.log"
-    with tempfile.TemporaryDirectory() as temporary:
-        given = Path(temporary)
-        payload.make(given, suite, selection)
-        with results(release, given, log, _SECONDS) as found:
-            shutil.rmtree(OUTPUT / suite, ignore_errors=True)
-            shutil.copytree(found, OUTPUT / suite)
-    kernel = (OUTPUT / suite / "kernel").read_text().strip()
-    return kernel, report.cases(OUTPUT / suite / "junit.xml")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.machines")
-    parser.add_argument("--write", action="store_true", help="write the table into docs/compatibility.md")
+    parser.add_argument("--smoke", action="store_true", help="run what takes minutes, not all")
     parser.add_argument("--select", action="append", help="run these tests of pytest instead of all promises'")
-    parser.add_argument("--at-once", type=int, default=1, help="number of machines that run at once")
-    parser.add_argument("suite", nargs="*", default=SUITES)
+    parser.add_argument("--at-once", type=int, default=2, help="number of machines that run at once")
+    parser.add_argument("machine", nargs="*", choices=[[], *MACHINES], help="all, if none is named")
     arguments = parser.parse_args()
     OUTPUT.mkdir(parents=True, exist_ok=True)
-    selection = arguments.select or [selector for selectors in PROMISES.values() for selector in selectors]
-    status, found, recorded = 0, {}, {}
-    with ThreadPoolExecutor(arguments.at_once) as machines:
-        for suite, result in [(suite, machines.submit(run, suite, selection)) for suite in arguments.suite]:
+    chosen = {
+        name: arguments.select or selection(machine, smoke=arguments.smoke)
+        for name, machine in MACHINES.items()
+        if name in arguments.machine or not arguments.machine
+    }
+    for name in [name for name in chosen if MACHINES[name].is_foreign and not can_emulate()]:
+        if os.environ.get("CI") == "true":
+            parser.error(f"{name} needs Linux 6.7 or newer here")
+        print(f"{name}: not run: its root filesystem can only be made on Linux 6.7 or newer")
+        del chosen[name]
+    return int(run(chosen, arguments.at_once))
+
+
+def run(chosen: Mapping[str, list[str]], at_once: int) -> bool:
+    """Run the machines, and print the results of each. Return whether a machine or a test failed."""
+    failed = False
+    with ThreadPoolExecutor(at_once) as machines:
+        for name, result in [(name, machines.submit(run_one, MACHINES[name], chosen[name])) for name in chosen]:
             try:
-                kernel, cases = result.result()
+                seconds = result.result()
             except MachineFailed as error:
-                print(error, file=sys.stderr)
-                status = 1
+                print(error, file=sys.stderr, flush=True)
+                failed = True
                 continue
-            found[kernel] = cases
-            recorded[kernel] = lines.recorded(OUTPUT / suite / "lines")
-            failed = [f"{case.file}::{case.name}" for case in cases if case.result == "failed"]
-            print(
-                f"{suite}: Linux {kernel}: {len(cases) - len(failed)} passed, {len(failed)} failed", *failed, sep="\n  "
-            )
-            status = status or int(bool(failed) or not cases)
-    print(report.table(found), branches.table(recorded), sep="\n")
-    if arguments.write and not arguments.select:
-        report.write(found, recorded)
-    return status
+            kernel, cases = report.kernel(name), report.cases(name)
+            bad = [f"{case.file}::{case.name}" for case in cases if case.result == "failed"]
+            counts = f"{len(cases) - len(bad)} passed, {len(bad)} failed, {seconds:.0f} s"
+            print(f"{name}: Linux {kernel}: {counts}", *bad, sep="\n  ", flush=True)
+            failed = failed or bool(bad) or not cases
+    return failed
+
+
+def run_one(machine: Machine, tests: list[str]) -> float:
+    """Run a machine with these tests, and keep its results. Return how many seconds that took. Raises MachineFailed."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as temporary:
+        payload.make(Path(temporary), machine, tests)
+        with results(machine, Path(temporary), OUTPUT / f"{machine.name}.log", _SECONDS) as written:
+            shutil.rmtree(OUTPUT / machine.name, ignore_errors=True)
+            shutil.copytree(written, OUTPUT / machine.name)
+            report.keep_selection(machine.name, tests)
+    return time.monotonic() - began
 
 
 if __name__ == "__main__":

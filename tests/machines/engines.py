@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.conftest import wait_until
+from tests.e2e.documented import block
 from tests.lab.broker import PROXY
-from tests.lab.commands import run
+from tests.lab.commands import CommandFailed, run
 from tests.lab.images import BUSYBOX, image_tag
 from tests.lab.podman import mountinfo
 from tests.lab.programs import whoamifs
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 UID = 1000
 SOCKETS = "/run/fusermount3-proxy"
+#: AppArmor's profile of the genuine helper.
+APPARMOR = Path("/etc/apparmor.d/fusermount3")
 
 
 class Engine:
@@ -38,22 +41,23 @@ class Engine:
     def run(self, *arguments: str) -> str:
         return run([*self._command, *arguments]).stdout
 
-    def container(self, user: str) -> Container:
-        return Container(self, user)
+    def container(self, user: str, helper: str = "/usr/bin/fusermount3") -> Container:
+        return Container(self, user, helper)
 
 
 class Container:
-    """A container with the engine's defaults, which ends with the block."""
+    """A container with the engine's defaults, which ends with the block. The proxy is at the path `helper`."""
 
-    def __init__(self, engine: Engine, user: str) -> None:
+    def __init__(self, engine: Engine, user: str, helper: str) -> None:
         self._engine = engine
         self._user = user
+        self._helper = helper
         self._name = f"container-{time.monotonic_ns()}"
 
     def __enter__(self) -> Container:
         given = {
             SOCKETS: SOCKETS,
-            str(PROXY): "/usr/bin/fusermount3",
+            str(PROXY): self._helper,
             "/dev/null": "/dev/fuse",
             str(whoamifs()): "/usr/bin/whoamifs",
         }
@@ -85,7 +89,8 @@ def docker(archive: Path) -> Engine:
 
 
 @pytest.fixture(scope="module")
-def rootless_podman(archive: Path) -> Engine:
+def confined_podman(archive: Path) -> Engine:
+    """Rootless Podman, where AppArmor confines what is executed as /usr/bin/fusermount3 if it has a profile for it."""
     run(["usermod", "--add-subuids", "100000-165535", "--add-subgids", "100000-165535", "user"])
     run(["loginctl", "enable-linger", "user"])
     runtime = f"/run/user/{UID}"
@@ -97,6 +102,28 @@ def rootless_podman(archive: Path) -> Engine:
         f"DBUS_SESSION_BUS_ADDRESS=unix:path={runtime}/bus",
     )
     return Engine(("runuser", "--user", "user", "--", *environment, "podman"), archive)
+
+
+@pytest.fixture(scope="module")
+def rootless_podman(confined_podman: Engine) -> Engine:
+    """Rootless Podman on a host as docs/troubleshooting.md says."""
+    if APPARMOR.exists():
+        for command in block("troubleshooting.md", "ln -s").commands:
+            run(["sh", "-c", command])
+    return confined_podman
+
+
+def test_apparmors_profile_of_the_genuine_helper_does_not_apply_to_a_symbolic_link(confined_podman: Engine) -> None:
+    if not APPARMOR.exists():
+        pytest.skip("this release has no such profile")
+    run(["systemctl", "start", SERVICE])
+    with confined_podman.container("0:0") as container, pytest.raises(CommandFailed, match="Permission denied"):
+        container.exec("whoamifs", MOUNTPOINT)
+    with confined_podman.container("0:0", "/usr/bin/fusermount3-proxy") as container:
+        container.exec("ln", "-s", "fusermount3-proxy", "/usr/bin/fusermount3")
+        container.exec("whoamifs", MOUNTPOINT)
+        assert [each["mountpoint"] for each in mounts()] == [MOUNTPOINT]
+    wait_until(lambda: mounts() == [])
 
 
 @pytest.fixture(params=["docker", "rootless_podman"])

@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.e2e.documented import block
 from tests.lab import debian, programs
-from tests.lab.broker import PROXY
 from tests.lab.commands import run
+from tests.lab.machine import PODMAN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from tests.lab.machine import Machine
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,14 +24,32 @@ cd /srv/main
 uname --kernel-release > /results/kernel
 dpkg --install /payload/ours/fusermount3-broker_*.deb > /results/dpkg 2>&1 || cat /results/dpkg
 export PYTHONPATH=/srv/main:/srv/main/broker
-export FUSERMOUNT3PROXY_CACHE=/srv/cache FUSERMOUNT3PROXY_TEST_PROGRAMS=/payload/programs
-export FUSERMOUNT3PROXY_TEST_SLOWNESS=5
+export FUSERMOUNT3PROXY_CACHE=/srv/cache FUSERMOUNT3PROXY_TEST_SLOWNESS=5
+{programs}
 cp tests/machines/lines.py /usr/lib/python3/dist-packages/recorded_lines.py
 python3 -c 'from tests.machines import branches; branches.create("/run/lines")'
 echo 'import recorded_lines; recorded_lines.record("/run/lines")' > /usr/lib/python3/dist-packages/recorded_lines.pth
-python3 -m pytest -p no:cacheprovider --color=no --verbose --junitxml=/results/junit.xml {selection} {others}
+{podman}
+python3 -m pytest -p no:cacheprovider -p tests.machines.at_once --color=no --verbose \
+    --junitxml=/results/junit.xml {selection} {others}
 cp --recursive /run/lines /results
 journalctl --no-pager --output=short-monotonic > /results/journal
+"""
+#: Where the programs are that another machine has compiled.
+_PROGRAMS = "export FUSERMOUNT3PROXY_TEST_PROGRAMS=/payload/programs"
+#: The same with SELinux: files in containers need a label.
+_LABELLED = """\
+cp --recursive /payload/programs /srv/programs
+chcon --recursive --type container_ro_file_t /srv/programs
+export FUSERMOUNT3PROXY_TEST_PROGRAMS=/srv/programs
+"""
+#: Podman's containers have the seccomp profile that docs/troubleshooting.md recommends where AppArmor confines them.
+_PODMAN = """\
+{command}
+cat > /etc/containers/containers.conf <<'EOF'
+[containers]
+seccomp_profile = "/etc/containers/fuse-seccomp.json"
+EOF
 """
 #: Tests that are not for a machine: one executes a branch by pretending that the kernel lacks a feature, the other
 #: needs programs of other releases.
@@ -38,14 +59,31 @@ _NOT_HERE = (
 )
 
 
-def make(directory: Path, suite: str, selection: Sequence[str]) -> None:
-    """Fill the directory. `selection` are arguments of pytest."""
+def make(directory: Path, machine: Machine, selection: Sequence[str]) -> None:
+    """Fill the directory for this machine. `selection` are arguments of pytest.
+
+    A machine with another architecture than this one compiles the programs itself.
+    """
     run([ROOT / "packaging/export", directory / "main"])
     (directory / "main/build/static").mkdir(parents=True)
-    run(["cp", PROXY, directory / "main/build/static"])
-    (directory / "programs").mkdir()
-    programs.export(directory / "programs")
+    run(["cp", proxy(machine), directory / "main/build/static"])
+    if not machine.is_foreign:
+        (directory / "programs").mkdir()
+        programs.export(directory / "programs")
     (directory / "ours").mkdir()
-    debian.build(suite, directory / "ours")
-    others = " ".join(f"--deselect={each}" for each in _NOT_HERE)
-    (directory / "run").write_text(_RUN.format(selection=" ".join(f"'{each}'" for each in selection), others=others))
+    (command,) = block("troubleshooting.md", "jq ").commands
+    debian.build(machine.suite, directory / "ours")
+    fields = {
+        "podman": _PODMAN.format(command=command) if set(PODMAN) <= set(machine.packages) else "",
+        "programs": "" if machine.is_foreign else _LABELLED if machine.has_selinux else _PROGRAMS,
+        "selection": " ".join(f"'{each}'" for each in selection),
+        "others": " ".join(f"--deselect={each}" for each in _NOT_HERE),
+    }
+    (directory / "run").write_text(_RUN.format(**fields))
+
+
+def proxy(machine: Machine) -> Path:
+    """Return the executable for the machine, built now if that was not done."""
+    arguments = [f"ARCH={machine.architecture}"] if machine.is_foreign else []
+    run(["make", "--directory", ROOT, "static", *arguments], timeout=600)
+    return ROOT / "build/static" / (machine.architecture if machine.is_foreign else "") / "fusermount3-proxy"

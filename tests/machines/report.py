@@ -1,21 +1,28 @@
-"""The tables of promises and branches by kernels in docs/compatibility.md, from the results of the machines."""
+"""The tables of promises and branches by kernels in docs/compatibility.md, from the last results of each machine.
+
+``python -m tests.machines.report`` writes them, if each machine has run all its tests.
+"""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
-from tests.machines import branches
-from tests.machines.promises import PROMISES
+from tests.machines import branches, lines
+from tests.machines.promises import MACHINES, PROMISES, selection
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-FILE = Path(__file__).parents[2] / "docs/compatibility.md"
+_ROOT = Path(__file__).parents[2]
+FILE = _ROOT / "docs/compatibility.md"
+#: The results: a directory for each machine.
+OUTPUT = _ROOT / "build/machines"
 _NOT_RUN = "not run"
 _PROMISES = "<!-- The table is written by make test-kernels. -->\n"
 _BRANCHES = "<!-- The table of branches is written by make test-kernels. -->\n"
@@ -36,9 +43,27 @@ class Case:
         return self.file == file and (not name or self.name.partition("[")[0] == name.replace("::", "."))
 
 
-def cases(junit: Path) -> list[Case]:
-    """Return the results in a file that pytest has written (--junitxml). Raises ParseError, OSError."""
-    return [_case(element) for element in ElementTree.parse(junit).iter("testcase")]
+def keep_selection(machine: str, tests: Sequence[str]) -> None:
+    """Note beside its results which tests a machine has run."""
+    (OUTPUT / machine / "selection").write_text("".join(f"{test}\n" for test in tests))
+
+
+def is_whole(machine: str) -> bool:
+    """Return whether the machine has run all that it shows."""
+    wanted = selection(MACHINES[machine], smoke=False)
+    noted = OUTPUT / machine / "selection"
+    return noted.exists() and noted.read_text().splitlines() == wanted
+
+
+def kernel(machine: str) -> str:
+    """Return how a table names the kernel on which this machine has run."""
+    release = (OUTPUT / machine / "kernel").read_text().strip()
+    return f"{release}, SELinux" if MACHINES[machine].has_selinux else release
+
+
+def cases(machine: str) -> list[Case]:
+    """Return the results that pytest has written on a machine (--junitxml). Raises ParseError, OSError."""
+    return [_case(element) for element in ElementTree.parse(OUTPUT / machine / "junit.xml").iter("testcase")]
 
 
 def _case(element: ElementTree.Element) -> Case:
@@ -87,3 +112,16 @@ def write(results: Mapping[str, Sequence[Case]], recorded: Mapping[str, Mapping[
         rest = re.sub(r"\A(\|.*\n)*", "", after)
         text = before + begin + rows + rest
     FILE.write_text(text)
+
+
+def main() -> int:
+    if missing := [name for name in MACHINES if not is_whole(name)]:
+        print(f"not all tests were run on {', '.join(missing)}: run python -m tests.machines", file=sys.stderr)
+        return 1
+    results = {kernel(name): cases(name) for name in MACHINES}
+    write(results, {kernel(name): lines.recorded(OUTPUT / name / "lines") for name in MACHINES})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

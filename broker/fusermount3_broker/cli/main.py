@@ -68,6 +68,12 @@ class _Failure(click.ClickException):
         return formatting.visible(self.message)
 
 
+class _Unavailable(_Failure):
+    """The service is not restarted for this status (sysexits.h)."""
+
+    exit_code = os.EX_UNAVAILABLE
+
+
 def _say(text: str) -> None:
     """Print a line, which may quote untrusted text."""
     click.echo(formatting.visible(text))
@@ -138,12 +144,10 @@ def _serve(config_path: Path | None, socket_paths: tuple[Path, ...], csi: "Csi |
 
     try:
         daemon.serve(config_path, socket_paths, csi)
-    except configuration_file.ConfigurationError as error:
+    except daemon.UnsupportedKernel as error:
+        raise _Unavailable(str(error)) from None
+    except (daemon.StartError, configuration_file.ConfigurationError) as error:
         raise _Failure(str(error)) from None
-    except daemon.StartError as error:
-        failure = _Failure(str(error))
-        failure.exit_code = error.exit_status
-        raise failure from None
 
 
 @main.command("check-config")

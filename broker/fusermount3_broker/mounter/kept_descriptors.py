@@ -1,6 +1,7 @@
 """Descriptors that the mounter opens before it serves, for children whose root is no longer the broker's."""
 
 import os
+from contextlib import suppress
 
 from fusermount3_broker.kernel import syscalls
 from fusermount3_broker.mounter.locked_flags import Cell
@@ -48,6 +49,7 @@ def _private_devices() -> int:
         os.mkdir("dev", 0o755, dir_fd=directory)
         os.mknod("dev/fuse", 0o020666, _FUSE_DEVICE, dir_fd=directory)
         os.chmod("dev/fuse", 0o666, dir_fd=directory)
+        _label_as_the_hosts(f"/proc/self/fd/{directory}/dev/fuse")
     except PermissionError:
         os.close(directory)
         flags = syscalls.OPEN_TREE_CLONE | syscalls.OPEN_TREE_CLOEXEC | syscalls.AT_RECURSIVE
@@ -58,4 +60,13 @@ def _private_devices() -> int:
     return directory
 
 
+def _label_as_the_hosts(node: str) -> None:
+    """Give the node the SELinux label of /dev/fuse, so that the policy lets containers use its descriptors as it lets
+    them use the host's."""
+    with suppress(OSError):  # the host is without SELinux
+        os.setxattr(node, _SELINUX, os.getxattr("/dev/fuse", _SELINUX))
+
+
+#: Where SELinux keeps the label of a file (xattr(7)).
+_SELINUX = "security.selinux"
 _ALL_OF_IT = syscalls.AT_EMPTY_PATH | syscalls.AT_RECURSIVE

@@ -39,15 +39,11 @@ _NO_LOCKS = (
 
 
 class StartError(Exception):
-    """The broker can't start; the message says why. `exit_status` is that of its process."""
-
-    exit_status = 1
+    """The broker can't start; the message says why."""
 
 
 class UnsupportedKernel(StartError):
-    """The broker can't start before this machine boots another kernel. The service is not restarted for this status."""
-
-    exit_status = os.EX_UNAVAILABLE
+    """The broker can't start before this machine boots another kernel."""
 
 
 def serve(path: Path | None, socket_paths: tuple[Path, ...], csi: Csi | None = None) -> None:

@@ -17,7 +17,6 @@ from click.testing import CliRunner, Result
 from fusermount3_broker.cli import main
 from fusermount3_proxy import __version__
 
-
 ROOT = Path(__file__).parents[3]
 
 
