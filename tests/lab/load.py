@@ -95,9 +95,11 @@ class Beside(Generic[ResultT]):
                 answer: object = body()
             except BaseException:
                 answer = Failed(traceback.format_exc())
-            with os.fdopen(writer, "wb") as pipe:
-                pickle.dump(answer, pipe)
-            os._exit(0)
+            try:
+                with os.fdopen(writer, "wb") as pipe:
+                    pickle.dump(answer, pipe)
+            finally:
+                os._exit(0)  # even if nobody reads the answer: this process must not go on as its parent
         os.close(writer)
         self._reader = reader
         self._has_ended = False

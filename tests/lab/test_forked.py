@@ -8,8 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
+import pytest
 
 from tests.lab.forked import ending_afterwards
+from tests.lab.load import Beside
 
 
 def test_a_forked_process_has_one_thread_though_grpc_was_used(tmp_path: Path) -> None:
@@ -50,6 +52,19 @@ def test_a_forked_process_does_not_collect_the_garbage_of_the_tests() -> None:
         assert os.waitpid(child, 0)[1] == 0
     finally:
         gc.enable()
+
+
+def test_a_process_beside_that_can_not_answer_ends_and_does_not_go_on_as_the_test(tmp_path: Path) -> None:
+    test = os.getpid()
+    try:
+        beside = Beside(lambda: lambda: None)  # can't be pickled
+    finally:
+        if os.getpid() != test:
+            (tmp_path / "went on").touch()
+            os._exit(1)
+    with pytest.raises(AssertionError, match="the process was killed"):
+        beside.result()
+    assert not (tmp_path / "went on").exists()
 
 
 def fork() -> int:
