@@ -1,60 +1,64 @@
-"""How long a FUSE program waits for its helper: from exec to the /dev/fuse descriptor, the proxy against the genuine.
+"""How long a FUSE program waits for its helper: from exec to the /dev/fuse descriptor, and until the helper's exit.
 
-Both are called in turn, in one run, in a private mount namespace, against a broker that this module starts; so the
-ratio means something on a machine on which the milliseconds do not. The start alone is measured with ``-V``, and a
-static C program that does nothing shows the cost of exec and exit by themselves.
+The genuine helper and the proxy on the host, and the proxy in containers are called in turn, in one run, against a
+broker that this module starts; so the ratio means something on a machine on which the milliseconds do not. The start
+alone is measured with ``-V``, and a static C program that does nothing shows the cost of exec and exit by themselves.
 """
 
 import os
+import random
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TypeVar
 
 from benchmarks import metafuse
-from benchmarks.results import GENUINE, PROXY, Latency, Timing
-from fusermount3_broker.kernel import syscalls
+from benchmarks.remote_caller import Mounted, RemoteCaller, in_containers
+from benchmarks.results import GENUINE, IN_CONTAINERS, PROXY, Latency, Timing
 from tests.lab.broker import PROXY as PROXY_PROGRAM
 from tests.lab.broker import Broker
 from tests.lab.load import Helper
+
+MeasuredT = TypeVar("MeasuredT")
 
 GENUINE_PROGRAM = Path("/usr/bin/fusermount3")
 META_FUSE = "proxy of meta-fuse-csi-plugin"
 NOTHING = "int main(void) { return 0; }"
 
 
-def exec_to_descriptor(helper: Helper, mountpoint: Path) -> float:
-    """Return the seconds from exec to the descriptor, and leave nothing mounted."""
-    call = helper.mount(mountpoint)
-    assert call.status == 0, call.said
-    syscalls.umount2(bytes(mountpoint), syscalls.MNT_DETACH)
-    os.close(call.descriptor)
-    return call.seconds
-
-
-def published_to_descriptor(driver: metafuse.Driver, helper: Helper, mountpoint: Path) -> float:
-    """Return the same for a helper that receives the descriptor of an earlier mount."""
+def published(driver: metafuse.Driver, caller: RemoteCaller, mountpoint: Path) -> Mounted:
+    """Measure a helper that receives the descriptor of an earlier mount."""
     driver.publish(mountpoint)
-    return exec_to_descriptor(helper, mountpoint)
+    return caller.mount()
 
 
 def start_to_exit(program: Path, *arguments: str) -> float:
-    """Return the seconds that a program takes from exec to exit."""
+    """Return the milliseconds that a program takes from exec to exit."""
     begun = time.perf_counter()
     silent = [(os.POSIX_SPAWN_OPEN, 1, "/dev/null", os.O_WRONLY, 0)]
     pid = os.posix_spawn(program, [str(program), *arguments], {}, file_actions=silent)
     os.waitpid(pid, 0)
-    return time.perf_counter() - begun
+    return 1000 * (time.perf_counter() - begun)
 
 
-def in_turn(calls: int, measures: Mapping[str, Callable[[], float]]) -> dict[str, Timing]:
-    """Return the timing of each measure, `calls` times, taken in turn so that all see the same machine."""
-    taken: dict[str, list[float]] = {name: [] for name in measures}
+def in_turn(calls: int, measures: Mapping[str, Callable[[], MeasuredT]]) -> dict[str, list[MeasuredT]]:
+    """Return the results of each measure, `calls` times, taken in turn so that all see the same machine.
+
+    The order changes from turn to turn: what comes before, such as another call of the broker, makes a difference.
+    """
+    taken: dict[str, list[MeasuredT]] = {name: [] for name in measures}
+    order, chance = list(measures), random.Random(1)
     for _ in range(calls):
-        for name, measure in measures.items():
-            taken[name].append(1000 * measure())
+        chance.shuffle(order)
+        for name in order:
+            taken[name].append(measures[name]())
+    return taken
+
+
+def timings(taken: Mapping[str, list[float]]) -> dict[str, Timing]:
     return {name: Timing.of(milliseconds) for name, milliseconds in taken.items()}
 
 
@@ -62,27 +66,45 @@ def measure(calls: int) -> Latency:
     """Return the timings of so many calls of each kind. Needs a private mount namespace."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        mounted, not_measured = mounting(calls, directory)
+        return Latency(
+            exec_to_descriptor=timings({name: [each.to_descriptor for each in all_] for name, all_ in mounted.items()}),
+            start_to_exit=timings(starting(calls, directory)),
+            not_measured=not_measured,
+            exec_to_exit=timings({name: [each.to_exit for each in all_] for name, all_ in mounted.items()}),
+        )
+
+
+def mounting(calls: int, directory: Path) -> tuple[dict[str, list[Mounted]], dict[str, str]]:
+    """Return what each mount took, and the callers that could not be measured with the reasons."""
+    mountpoint = directory / "mountpoint"
+    mountpoint.mkdir()
+    not_measured = {}
+    with ExitStack() as stack:
         broker = stack.enter_context(Broker())
-        mountpoint = directory / "mountpoint"
-        mountpoint.mkdir()
-        genuine, proxy = Helper(broker.socket, GENUINE_PROGRAM), Helper(broker.socket)
-        mounting = {
-            GENUINE: lambda: exec_to_descriptor(genuine, mountpoint),
-            PROXY: lambda: exec_to_descriptor(proxy, mountpoint),
+
+        def on_host(socket_path: Path, program: Path) -> RemoteCaller:
+            return stack.enter_context(RemoteCaller(Helper(socket_path, program), mountpoint))
+
+        measures = {
+            GENUINE: on_host(broker.socket, GENUINE_PROGRAM).mount,
+            PROXY: on_host(broker.socket, PROXY_PROGRAM).mount,
         }
-        not_measured = {}
+        for name, caller in stack.enter_context(in_containers(broker, *IN_CONTAINERS)).items():
+            measures[name] = caller.mount
         try:
             program = metafuse.install(directory)
         except metafuse.NotMeasured as reason:
             not_measured[META_FUSE] = str(reason)
         else:
-            driver = stack.enter_context(metafuse.Driver(directory))
-            other = Helper(driver.socket, program)
-            mounting[META_FUSE] = lambda: published_to_descriptor(driver, other, mountpoint)
-        return Latency(in_turn(calls, mounting), starting(calls, directory), not_measured)
+            driver = metafuse.Driver(directory)
+            other = on_host(driver.socket, program)  # forked before the driver starts a thread
+            stack.enter_context(driver)
+            measures[META_FUSE] = lambda: published(driver, other, mountpoint)
+        return in_turn(calls, measures), not_measured
 
 
-def starting(calls: int, directory: Path) -> dict[str, Timing]:
+def starting(calls: int, directory: Path) -> dict[str, list[float]]:
     """Return the times from start to exit with `-V`, beside a program that does nothing at all."""
     nothing = directory / "nothing"
     compile_nothing: list[str | Path] = ["cc", "-O2", "-static", "-x", "c", "-", "-o", nothing]

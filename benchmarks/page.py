@@ -64,17 +64,26 @@ def machine(measured: Machine) -> str:
 
 
 def latency(measured: Latency) -> str:
-    rows = compared(measured.exec_to_descriptor)
-    rows += [[name, f"not measured: {reason}", *[""] * 4] for name, reason in measured.not_measured.items()]
-    return (
-        "### From exec to the /dev/fuse descriptor\n\n"
-        + table(["helper", *TIMING], rows)
-        + "\n### From start to exit\n\n"
-        + table(["program", *TIMING], compared(measured.start_to_exit))
+    """Return the tables of all timings. Results of earlier runs have none from exec to exit."""
+    not_measured = [[name, f"not measured: {reason}", *[""] * 4] for name, reason in measured.not_measured.items()]
+    tables = [
+        ("From exec to the /dev/fuse descriptor", "helper", measured.exec_to_descriptor, not_measured),
+        ("From exec to exit, with a mount", "helper", measured.exec_to_exit, not_measured),
+        ("From start to exit", "program", measured.start_to_exit, []),
+    ]
+    return "\n".join(
+        f"### {title}\n\n{table([column, *timing_header(timings)], compared(timings) + more)}"
+        for title, column, timings, more in tables
+        if timings
     )
 
 
-TIMING = ["p50", "p99", "p50, ratio", "p99, ratio", "calls"]
+def timing_header(timings: dict[str, Timing]) -> list[str]:
+    return [p50_header(timings.values()), "p99", "p50, ratio", "p99, ratio", "calls"]
+
+
+def p50_header(timings: Iterable[Timing]) -> str:
+    return "p50 (95 % interval)" if any(each.p50_interval for each in timings) else "p50"
 
 
 def compared(timings: dict[str, Timing]) -> list[list[str]]:
@@ -83,14 +92,28 @@ def compared(timings: dict[str, Timing]) -> list[list[str]]:
     return [
         [
             name,
-            f"{each.p50:.2f} ms",
+            p50(each, ".2f"),
             f"{each.p99:.2f} ms",
-            f"{each.p50 / first.p50:.2f}",
+            p50_ratio(each, first),
             f"{each.p99 / first.p99:.2f}",
             f"{each.calls}",
         ]
         for name, each in timings.items()
     ]
+
+
+def p50(timing: Timing, form: str) -> str:
+    """Return the p50 with its confidence interval, if that is known."""
+    return f"{timing.p50:{form}} ms" + (f" ({span(timing.p50_interval, form)})" if timing.p50_interval else "")
+
+
+def p50_ratio(timing: Timing, first: Timing) -> str:
+    """Return the ratio of the p50, from where to where it goes for the ends of both confidence intervals."""
+    ratio = f"{timing.p50 / first.p50:.2f}"
+    if timing is first or not timing.p50_interval or not first.p50_interval:
+        return ratio
+    (low, high), (first_low, first_high) = timing.p50_interval, first.p50_interval
+    return f"{ratio} ({low / first_high:.2f} to {high / first_low:.2f})"
 
 
 def callers(measured: list[Concurrency]) -> str:
@@ -99,7 +122,7 @@ def callers(measured: list[Concurrency]) -> str:
         "helper",
         "mounts a second (rounds)",
         "ratio",
-        "a mount: p50",
+        f"a mount: {p50_header(each.proxy.mount for each in measured)}",
         "p99",
         "p50, ratio",
         "p99, ratio",
@@ -117,9 +140,9 @@ def rows_of(measured: Concurrency) -> list[list[str]]:
             name,
             middle_and_span(calls.mounts_per_second, ".0f"),
             f"{median(calls.mounts_per_second) / median(measured.genuine.mounts_per_second):.2f}",
-            f"{calls.mount.p50:.1f} ms",
+            p50(calls.mount, ".1f"),
             f"{calls.mount.p99:.1f} ms",
-            f"{calls.mount.p50 / measured.genuine.mount.p50:.2f}",
+            p50_ratio(calls.mount, measured.genuine.mount),
             f"{calls.mount.p99 / measured.genuine.mount.p99:.2f}",
             f"{calls.mount.calls}",
         ]

@@ -5,6 +5,7 @@ that a test can detect an outdated picture.
 """
 
 import hashlib
+import textwrap
 from pathlib import Path
 from statistics import median
 
@@ -12,10 +13,12 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.results import GENUINE, PROXY, Concurrency, DataPath, Latency, Results
+from benchmarks.results import GENUINE, IN_CONTAINERS, PROXY, Concurrency, DataPath, Latency, Results
 
-COLOURS = {GENUINE: "#7f8c9b", PROXY: "#1f77b4"}
+COLOURS = {GENUINE: "#7f8c9b", PROXY: "#1f77b4", **dict.fromkeys(IN_CONTAINERS, "#6baed6")}
 OTHER = "#b08d57"
+#: Characters in a line; a longer one leaves no room for the plot.
+NAME_WIDTH = 22
 STYLE = Path(__file__).with_suffix(".mplstyle")
 
 
@@ -41,7 +44,7 @@ def draw(results: Results, stored: Path, file: Path) -> None:
 
 def draw_latency(axes: Axes, latency: Latency) -> None:
     """Draw a bar from the p50 to the p99 of each helper."""
-    names = list(latency.exec_to_descriptor)
+    names = [textwrap.fill(name, NAME_WIDTH) for name in latency.exec_to_descriptor]
     for place, (name, timing) in enumerate(latency.exec_to_descriptor.items()):
         colour = COLOURS.get(name, OTHER)
         axes.plot([timing.p50, timing.p99], [place, place], color=colour, linewidth=3, solid_capstyle="butt")

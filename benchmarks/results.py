@@ -6,12 +6,15 @@ they can't differ from the measurements.
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cattrs.preconf.json import make_converter
 
 GENUINE, PROXY = "genuine fusermount3", "proxy and broker"
+AS_ROOT, AS_USER = "proxy in a container, as root", "proxy in a container, as uid 1000"
+USER_NAMESPACE = "proxy in a container with a user namespace"
+IN_CONTAINERS = (AS_ROOT, AS_USER, USER_NAMESPACE)
 #: Rounds that all lie on the same side of 1.00 by chance only once in 128 times, if there is no difference.
 ENOUGH_ROUNDS = 8
 
@@ -22,6 +25,24 @@ def percentile(values: Sequence[float], percent: int) -> float:
     return statistics.quantiles(values, n=100)[percent - 1]
 
 
+def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return a confidence interval of 95 % or slightly more for the median; None if there are fewer than 6 values.
+
+    The interval reaches from the r-th smallest to the r-th greatest value, and so depends on no distribution: it misses
+    the median only if fewer than r values lie on one side of it. Their number is binomial with p = 1/2; r is the
+    greatest number for which either side has a probability of at most 2.5 %. The values have to be independent.
+    """
+    rank, outcomes, fewer = 0, 1, 0  # of all 2**len(values), those with exactly `rank` and with fewer than that
+    while 40 * (fewer + outcomes) <= 2 ** len(values):
+        fewer += outcomes
+        outcomes = outcomes * (len(values) - rank) // (rank + 1)
+        rank += 1
+    if not rank:
+        return None
+    ordered = sorted(values)
+    return ordered[rank - 1], ordered[-rank]
+
+
 @dataclass(frozen=True)
 class Timing:
     """Durations of calls, in milliseconds."""
@@ -29,10 +50,18 @@ class Timing:
     p50: float
     p99: float
     calls: int
+    p50_interval: tuple[float, float] | None = None
+    """The confidence interval of 95 % for the p50. None if there were too few calls, or in results of earlier runs."""
 
     @classmethod
     def of(cls, milliseconds: Sequence[float]) -> "Timing":
-        return cls(round(percentile(milliseconds, 50), 4), round(percentile(milliseconds, 99), 4), len(milliseconds))
+        interval = median_interval(milliseconds)
+        return cls(
+            p50=round(percentile(milliseconds, 50), 4),
+            p99=round(percentile(milliseconds, 99), 4),
+            calls=len(milliseconds),
+            p50_interval=interval and (round(interval[0], 4), round(interval[1], 4)),
+        )
 
 
 @dataclass(frozen=True)
@@ -42,7 +71,9 @@ class Latency:
     exec_to_descriptor: dict[str, Timing]
     start_to_exit: dict[str, Timing]
     not_measured: dict[str, str]
-    """The callers left out of the measurement from exec to descriptor, and why."""
+    """The callers left out of the measurements from exec, and why."""
+    exec_to_exit: dict[str, Timing] = field(default_factory=dict)
+    """Of the same calls as `exec_to_descriptor`. Empty in results of earlier runs."""
 
 
 @dataclass(frozen=True)

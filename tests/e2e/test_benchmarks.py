@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,23 @@ import pytest
 from benchmarks import latency, metafuse, page, results
 from benchmarks.__main__ import PAGE, STORED, in_private_namespace
 from benchmarks.latency import META_FUSE
-from benchmarks.results import GENUINE, PROXY
+from benchmarks.remote_caller import CONTAINERS, MOUNTPOINT, RemoteCaller, uid_of
+from benchmarks.results import GENUINE, IN_CONTAINERS, PROXY
 from tests.e2e.conftest import fuse_mounts_of_host
+from tests.lab.images import BUSYBOX, image_tag
+from tests.lab.load import Helper
+from tests.lab.podman import Container, Volume
 from tests.lab.programs import oldclient
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
+#: Tells identity, rights and namespaces, except for that of cgroups.
+REPORT = """#!/bin/sh
+exec >&2
+grep -E '^(Uid|Gid|Groups|CapPrm|CapEff|CapBnd)' /proc/self/status
+for name in user mnt pid net ipc uts; do readlink /proc/self/ns/$name; done
+exit 1
+"""
 SOURCES = Path(__file__).parents[2]
 
 
@@ -29,9 +41,9 @@ def test_a_quick_run_measures_all_parts_and_leaves_nothing(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     measured = results.load(stored)
     assert measured.quick
-    assert page.rendered(measured).count("### ") == 5
+    assert page.rendered(measured).count("### ") == 6
     assert measured.latency
-    assert {GENUINE, PROXY} <= set(measured.latency.exec_to_descriptor)
+    assert {GENUINE, PROXY, *IN_CONTAINERS} <= set(measured.latency.exec_to_descriptor)
     assert META_FUSE in {**measured.latency.exec_to_descriptor, **measured.latency.not_measured}
     assert measured.callers
     assert [each.failed() for each in measured.callers] == [0, 0, 0]
@@ -41,11 +53,37 @@ def test_a_quick_run_measures_all_parts_and_leaves_nothing(tmp_path: Path) -> No
     assert (PAGE.file.read_bytes(), STORED.read_bytes()) == documents, "it wrote without --write"
 
 
+def test_the_time_to_exit_is_that_of_the_same_calls_and_longer() -> None:
+    measured = in_private_namespace(lambda: latency.measure(6))
+    assert list(measured.exec_to_descriptor) == list(measured.exec_to_exit)
+    for name, to_descriptor in measured.exec_to_descriptor.items():
+        to_exit = measured.exec_to_exit[name]
+        assert to_descriptor.calls == to_exit.calls == 6
+        assert to_descriptor.p50 < to_exit.p50
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_a_caller_has_the_namespaces_and_rights_of_the_container(name: str, tmp_path: Path) -> None:
+    """A script in place of the helper says the same when podman runs it."""
+    script = tmp_path / "script"
+    script.write_text(REPORT)
+    script.chmod(0o755)
+    options = replace(CONTAINERS[name], volumes=[Volume(script, "/script")])
+    with Container(image_tag(BUSYBOX), options=options) as container:
+        expected = container.exec(["/script"], check=False).stderr
+        helper = Helper(Path("/nowhere"), Path("/script"))
+        caller = RemoteCaller(helper, MOUNTPOINT, container.pid, uid_of(options))
+        with pytest.raises(AssertionError) as failed, caller:
+            caller.mount()
+    assert "CapBnd" in expected
+    assert f"status 1: {expected.strip()}" in str(failed.value)
+
+
 def test_where_the_proxy_of_meta_fuse_csi_plugin_can_be_had_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in that speaks its protocol replaces it: its module is not available everywhere."""
     stand_in = oldclient()
     monkeypatch.setattr(metafuse, "install", lambda _: stand_in)
     measured = in_private_namespace(lambda: latency.measure(3))
-    assert list(measured.exec_to_descriptor) == [GENUINE, PROXY, META_FUSE]
+    assert list(measured.exec_to_descriptor) == [GENUINE, PROXY, *IN_CONTAINERS, META_FUSE]
     assert measured.exec_to_descriptor[META_FUSE].calls == 3
     assert measured.not_measured == {}

@@ -28,11 +28,15 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True)
 class Call:
-    """The result of a call of the proxy. `descriptor` is -1 if none came; then, or with a status, `said` says why."""
+    """The result of a call of the proxy. `descriptor` is -1 if none came; then, or with a status, `said` says why.
+
+    `seconds` are those to what the caller waits for, `until_exit` those from exec to exit.
+    """
 
     seconds: float
     status: int
     said: str
+    until_exit: float
     descriptor: int = -1
 
 
@@ -58,13 +62,15 @@ class Helper:
             _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
             took = time.perf_counter() - begun
         status = self._wait(pid)
-        return Call(took, status, self._stderr(), descriptors[0] if descriptors else -1)
+        until_exit = time.perf_counter() - begun
+        return Call(took, status, self._stderr(), until_exit, descriptors[0] if descriptors else -1)
 
     def unmount(self, mountpoint: Path, *options: str) -> Call:
         """Unmount; the seconds are those from exec to exit."""
         begun = time.perf_counter()
         status = self._wait(self._spawn(["-u", *options, "--", str(mountpoint)], {}))
-        return Call(time.perf_counter() - begun, status, self._stderr())
+        took = time.perf_counter() - begun
+        return Call(took, status, self._stderr(), took)
 
     def _spawn(self, arguments: list[str], environment: dict[str, str]) -> int:
         os.ftruncate(self._said, 0)

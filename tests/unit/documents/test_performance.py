@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +32,7 @@ LATENCY = Latency(
     exec_to_descriptor={GENUINE: Timing(0.5, 1.0, 1000), PROXY: Timing(1.5, 2.5, 1000)},
     start_to_exit={"nothing": Timing(0.4, 0.5, 100), "proxy -V": Timing(1.6, 2.0, 100)},
     not_measured={"another proxy": "it can't be had"},
+    exec_to_exit={GENUINE: Timing(0.6, 1.1, 1000, (0.5, 0.75)), PROXY: Timing(1.8, 3.3, 1000, (1.5, 2.0))},
 )
 CALLERS = Concurrency(
     8,
@@ -61,6 +63,52 @@ def test_latency_is_shown_as_p50_and_p99_with_their_ratios() -> None:
 
 def test_what_was_not_measured_is_in_the_table_with_the_reason() -> None:
     assert ["another proxy", "not measured: it can't be had", "", "", "", ""] in rows(page.latency(LATENCY))
+
+
+def test_a_p50_is_shown_with_its_interval_and_the_ratio_with_that_from_the_ends_of_both() -> None:
+    text = page.latency(LATENCY)
+    assert [GENUINE, "0.60 ms (0.50 to 0.75)", "1.10 ms", "1.00", "1.00", "1000"] in rows(text)
+    assert [PROXY, "1.80 ms (1.50 to 2.00)", "3.30 ms", "3.00 (2.00 to 4.00)", "3.00", "1000"] in rows(text)
+    assert [row[1] for row in rows(text) if row[2] == "p99"] == ["p50", "p50 (95 % interval)", "p50"]
+
+
+def test_callers_at_once_are_shown_with_intervals_if_they_have_them() -> None:
+    timing = Timing(8.0, 30.0, 165, (7.5, 8.5))
+    shown = rows(page.callers([replace(CALLERS, proxy=replace(CALLERS.proxy, mount=timing))]))
+    assert shown[0][4] == "a mount: p50 (95 % interval)"
+    assert shown[-1][4] == "8.0 ms (7.5 to 8.5)"
+    assert rows(page.callers([CALLERS]))[0][4] == "a mount: p50"
+
+
+def test_earlier_results_have_no_time_to_exit_and_no_intervals() -> None:
+    text = page.latency(replace(LATENCY, exec_to_exit={}))
+    assert "exec to exit" not in text
+    assert "interval" not in text
+
+
+@pytest.mark.parametrize(
+    ("number", "interval"), [(5, None), (6, (1, 6)), (10, (2, 9)), (100, (40, 61)), (1000, (469, 532))]
+)
+def test_the_interval_of_a_median_has_the_ranks_of_published_tables(
+    number: int, interval: tuple[float, float] | None
+) -> None:
+    assert results.median_interval(range(number, 0, -1)) == interval
+
+
+def test_the_interval_of_a_median_misses_it_at_most_once_in_twenty() -> None:
+    chance = random.Random(1)
+    missed = 0
+    for _ in range(1000):
+        interval = results.median_interval([chance.expovariate(1) for _ in range(50)])
+        assert interval
+        missed += not interval[0] <= 0.6931 <= interval[1]  # ln 2
+    assert missed <= 60
+
+
+def test_a_timing_has_the_interval_of_its_p50() -> None:
+    timing = Timing.of([float(each) for each in range(1, 101)])
+    assert timing == Timing(50.5, 99.99, 100, (40.0, 61.0))
+    assert Timing.of([1.0, 2.0]).p50_interval is None
 
 
 def test_callers_are_shown_with_the_median_of_the_rounds_and_where_they_went() -> None:
