@@ -3,7 +3,7 @@
     .venv/bin/python -m benchmarks [--quick] [--write | --json FILE] [part ...]
     .venv/bin/python -m benchmarks --render
 
-The parts latency, callers, datapath and memory compare; with ``--write`` their measurements go into
+The parts latency, cpu, callers, datapath and memory compare; with ``--write`` their measurements go into
 docs/performance.json, from which the tables and the plot of docs/performance.md are made. The parts load and volumes
 print numbers beside bounds. ``--quick`` runs everything in short, to check that it runs: its numbers mean nothing.
 Ends with status 1 if a bound is missed, or the data path is not the same; not so with ``--quick``.
@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from benchmarks import callers, datapath, latency, load, machine, memory, page, plot, results, volumes
+from benchmarks import callers, cpu, datapath, latency, load, machine, memory, page, plot, results, volumes
 from benchmarks.latency import GENUINE_PROGRAM
 from benchmarks.results import Results
 from benchmarks.section import Section
@@ -37,6 +37,9 @@ class Extent:
     """The extent of the measurements. Seconds are those of one job, or one number of callers, in one round."""
 
     calls: int
+    cpu_batches: int
+    cpu_mounts: int
+    """In each batch."""
     caller_rounds: int
     caller_seconds: float
     datapath_rounds: int
@@ -51,6 +54,8 @@ class Extent:
 
 FULL = Extent(
     calls=1000,
+    cpu_batches=10,
+    cpu_mounts=100,
     caller_rounds=5,
     caller_seconds=4,
     datapath_rounds=10,
@@ -62,6 +67,8 @@ FULL = Extent(
 )
 QUICK = Extent(
     calls=50,
+    cpu_batches=2,
+    cpu_mounts=10,
     caller_rounds=1,
     caller_seconds=1,
     datapath_rounds=2,
@@ -82,6 +89,7 @@ class Part(NamedTuple):
 
 COMPARED = {
     "latency": Part(lambda extent: latency.measure(extent.calls), page.latency),
+    "cpu": Part(lambda extent: cpu.measure(extent.cpu_batches, extent.cpu_mounts), page.cpu),
     "callers": Part(lambda extent: callers.measure(extent.caller_rounds, extent.caller_seconds), page.callers),
     "datapath": Part(lambda extent: datapath.measure(extent.datapath_rounds, extent.datapath_seconds), page.datapath),
     "memory": Part(lambda extent: memory.measure(extent.mounts), page.memory),

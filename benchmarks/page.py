@@ -9,6 +9,7 @@ from benchmarks.results import (
     PROXY,
     Calls,
     Concurrency,
+    Cost,
     DataPath,
     Job,
     Latency,
@@ -16,6 +17,7 @@ from benchmarks.results import (
     Memory,
     Results,
     Timing,
+    Use,
 )
 
 GIB, MIB, KIB = 1024**3, 1024**2, 1024
@@ -36,6 +38,8 @@ def shown(results: Results) -> Iterable[str]:
     """Yield the tables of each measured part."""
     if results.latency:
         yield latency(results.latency)
+    if results.cpu:
+        yield cpu(results.cpu)
     if results.callers:
         yield callers(results.callers)
     if results.datapath:
@@ -114,6 +118,37 @@ def p50_ratio(timing: Timing, first: Timing) -> str:
         return ratio
     (low, high), (first_low, first_high) = timing.p50_interval, first.p50_interval
     return f"{ratio} ({low / first_high:.2f} to {high / first_low:.2f})"
+
+
+def cpu(measured: dict[str, Cost]) -> str:
+    header = [
+        "a mount by",
+        "CPU: helper",
+        "broker",
+        "together (batches)",
+        "ratio",
+        "minor page faults: helper",
+        "broker",
+    ]
+    first = next(iter(measured.values()))
+    batches = f"The median of {len(first.helper)} batches of {first.mounts} mounts, and from where to where they went."
+    return f"### CPU\n\n{batches}\n\n{table(header, [cpu_row(name, each, first) for name, each in measured.items()])}"
+
+
+def cpu_row(name: str, measured: Cost, first: Cost) -> list[str]:
+    def middle(uses: list[Use], value: str, form: str, unit: str = "") -> str:
+        return f"{median(getattr(use, value) for use in uses):{form}}{unit}" if uses else "–"  # noqa: RUF001
+
+    together = measured.cpu_milliseconds()
+    return [
+        name,
+        middle(measured.helper, "cpu_milliseconds", ".2f", " ms"),
+        middle(measured.broker, "cpu_milliseconds", ".2f", " ms"),
+        f"{median(together):.2f} ms ({span(together, '.2f')})",
+        f"{median(together) / median(first.cpu_milliseconds()):.2f}",
+        middle(measured.helper, "minor_faults", ".0f"),
+        middle(measured.broker, "minor_faults", ".0f"),
+    ]
 
 
 def callers(measured: list[Concurrency]) -> str:

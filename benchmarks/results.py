@@ -77,6 +77,29 @@ class Latency:
 
 
 @dataclass(frozen=True)
+class Use:
+    """What some processes use for one mount: the mean of a batch."""
+
+    cpu_milliseconds: float
+    minor_faults: float
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What helper and broker use for a mount, for each batch; `broker` is empty if it takes no part."""
+
+    mounts: int
+    """The number in each batch."""
+    helper: list[Use]
+    broker: list[Use]
+
+    def cpu_milliseconds(self) -> list[float]:
+        """Return for each batch what all processes use together."""
+        broker = self.broker or [Use(0, 0)] * len(self.helper)
+        return [sum(use.cpu_milliseconds for use in pair) for pair in zip(self.helper, broker, strict=True)]
+
+
+@dataclass(frozen=True)
 class Transfer:
     """The result of fio in one round: throughput, and the latency of one read or write."""
 
@@ -183,6 +206,7 @@ class Results:
     callers: list[Concurrency] | None = None
     datapath: DataPath | None = None
     memory: Memory | None = None
+    cpu: dict[str, Cost] | None = None
 
     def missed(self) -> list[str]:
         """Return the broken promises: calls that failed, jobs for which the mounting helper makes a difference."""

@@ -13,7 +13,7 @@ from benchmarks import latency, metafuse, page, results
 from benchmarks.__main__ import PAGE, STORED, in_private_namespace
 from benchmarks.latency import META_FUSE
 from benchmarks.remote_caller import CONTAINERS, MOUNTPOINT, RemoteCaller, uid_of
-from benchmarks.results import GENUINE, IN_CONTAINERS, PROXY
+from benchmarks.results import AS_ROOT, GENUINE, IN_CONTAINERS, PROXY, Cost
 from tests.e2e.conftest import fuse_mounts_of_host
 from tests.lab.images import BUSYBOX, image_tag
 from tests.lab.load import Helper
@@ -41,16 +41,28 @@ def test_a_quick_run_measures_all_parts_and_leaves_nothing(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     measured = results.load(stored)
     assert measured.quick
-    assert page.rendered(measured).count("### ") == 6
+    assert page.rendered(measured).count("### ") == 7
     assert measured.latency
     assert {GENUINE, PROXY, *IN_CONTAINERS} <= set(measured.latency.exec_to_descriptor)
     assert META_FUSE in {**measured.latency.exec_to_descriptor, **measured.latency.not_measured}
+    check_cpu(measured.cpu or {})
     assert measured.callers
     assert [each.failed() for each in measured.callers] == [0, 0, 0]
     for title in ("The n-th mount", "8 callers at once", "Another caller, while a container", "A hundred at once"):
         assert f"\n{title}" in done.stdout, "a part did not run"
     assert fuse_mounts_of_host() == mounts
     assert (PAGE.file.read_bytes(), STORED.read_bytes()) == documents, "it wrote without --write"
+
+
+def check_cpu(measured: dict[str, Cost]) -> None:
+    """Check that each helper has used something, and the broker for the proxy: the numbers are not checked."""
+    assert list(measured) == [GENUINE, PROXY, AS_ROOT]
+    assert measured.pop(GENUINE).broker == []
+    for cost in measured.values():
+        assert len(cost.helper) == len(cost.broker) == 2
+        for use in (*cost.helper, *cost.broker):
+            assert use.cpu_milliseconds > 0
+            assert use.minor_faults > 0
 
 
 def test_the_time_to_exit_is_that_of_the_same_calls_and_longer() -> None:

@@ -15,6 +15,7 @@ from benchmarks.results import (
     PROXY,
     Calls,
     Concurrency,
+    Cost,
     DataPath,
     Job,
     Latency,
@@ -23,6 +24,7 @@ from benchmarks.results import (
     Results,
     Timing,
     Transfer,
+    Use,
     Waiting,
 )
 
@@ -34,6 +36,10 @@ LATENCY = Latency(
     not_measured={"another proxy": "it can't be had"},
     exec_to_exit={GENUINE: Timing(0.6, 1.1, 1000, (0.5, 0.75)), PROXY: Timing(1.8, 3.3, 1000, (1.5, 2.0))},
 )
+CPU = {
+    GENUINE: Cost(10, [Use(0.5, 60), Use(0.75, 62), Use(1.0, 64)], []),
+    PROXY: Cost(10, [Use(1.0, 300)] * 3, [Use(1.5, 800), Use(2.0, 900), Use(2.5, 1000)]),
+}
 CALLERS = Concurrency(
     8,
     Calls([100.0, 120.0, 110.0], Timing(4.0, 10.0, 330), 0),
@@ -49,7 +55,7 @@ def job(*ratios: float) -> Job:
 
 
 NOISE = job(0.98, 1.01, 1.0, 1.02, 0.99, 1.0, 1.01, 0.97)
-RESULTS = Results(MACHINE, False, LATENCY, [CALLERS], DataPath("bindfs 1.14", [NOISE]), MEMORY)
+RESULTS = Results(MACHINE, False, LATENCY, [CALLERS], DataPath("bindfs 1.14", [NOISE]), MEMORY, CPU)
 
 
 def rows(text: str) -> list[list[str]]:
@@ -109,6 +115,15 @@ def test_a_timing_has_the_interval_of_its_p50() -> None:
     timing = Timing.of([float(each) for each in range(1, 101)])
     assert timing == Timing(50.5, 99.99, 100, (40.0, 61.0))
     assert Timing.of([1.0, 2.0]).p50_interval is None
+
+
+def test_cpu_is_shown_of_helper_and_broker_and_of_both_together() -> None:
+    text = page.cpu(CPU)
+    assert "3 batches of 10 mounts" in text
+    assert rows(text)[-2:] == [
+        [GENUINE, "0.75 ms", "–", "0.75 ms (0.50 to 1.00)", "1.00", "62", "–"],  # noqa: RUF001
+        [PROXY, "1.00 ms", "2.00 ms", "3.00 ms (2.50 to 3.50)", "4.00", "300", "900"],
+    ]
 
 
 def test_callers_are_shown_with_the_median_of_the_rounds_and_where_they_went() -> None:
@@ -210,10 +225,10 @@ def test_the_plot_is_drawn_from_the_stored_numbers() -> None:
 
 
 def test_only_a_run_of_all_that_is_compared_is_written(capsys: pytest.CaptureFixture[str]) -> None:
-    assert parse(["--write", "latency", "callers", "datapath", "memory"]).write
+    assert parse(["--write", "latency", "cpu", "callers", "datapath", "memory"]).write
     with pytest.raises(SystemExit):
         parse(["--write", "latency", "memory"])
-    assert "--write needs also: callers, datapath" in capsys.readouterr().err
+    assert "--write needs also: callers, cpu, datapath" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
