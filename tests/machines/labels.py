@@ -39,9 +39,9 @@ class Labelled(Podman):
 
     def say(self, command: str) -> str:
         """Return what a command of the shell in the container prints, and then, after a blank, its status."""
-        self.exec("sh", "-c", f'({command}) > /home/user/said 2>&1; echo " $?" >> /home/user/said')
-        said = (self._proc / "root/home/user/said").read_text()
-        self.exec("rm", "/home/user/said")
+        self.exec("sh", "-c", f'({command}) > /tmp/said 2>&1; echo " $?" >> /tmp/said')
+        said = (self._proc / "root/tmp/said").read_text()
+        self.exec("rm", "/tmp/said")
         return said
 
 

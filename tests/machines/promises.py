@@ -88,7 +88,6 @@ PROMISES: dict[str, tuple[str, ...]] = {
             "what_is_not_kept_is_taken_away_everywhere",
             "a_volume_that_is_served_has_no_other_program",
             "who_reads_all_the_time_sees_one_program_after_the_other_and_no_placeholder",
-            "a_volume_whose_files_are_read_all_the_time_is_not_served_once_its_program_is_dead",
             "a_program_that_dies_while_it_is_asked_whether_it_is_alive_is_dead",
             "what_replaces_a_dead_mount_and_is_not_kept_leaves_it_as_it_was",
             "a_volume_whose_program_hangs_is_said_to_hang_in_time",
