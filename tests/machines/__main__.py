@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from tests.lab.machine import Machine
 
-#: Seconds for all tests on one machine, while others run beside it.
-_SECONDS = 3 * 3600
+#: Seconds for all tests on one machine, while another runs beside it, and for those of a smoke run.
+_SECONDS, _SMOKE_SECONDS = 3 * 3600, 900
 
 
 def main() -> int:
@@ -49,34 +49,38 @@ def main() -> int:
             parser.error(f"{name} needs Linux 6.7 or newer here")
         print(f"{name}: not run: its root filesystem can only be made on Linux 6.7 or newer")
         del chosen[name]
-    return int(run(chosen, arguments.at_once))
+    return int(run(chosen, arguments.at_once, _SMOKE_SECONDS if arguments.smoke else _SECONDS))
 
 
-def run(chosen: Mapping[str, list[str]], at_once: int) -> bool:
-    """Run the machines, and print the results of each. Return whether a machine or a test failed."""
+def run(chosen: Mapping[str, list[str]], at_once: int, seconds: float) -> bool:
+    """Run each machine, for so many seconds at most, and print its results. Return whether anything failed."""
     failed = False
     with ThreadPoolExecutor(at_once) as machines:
-        for name, result in [(name, machines.submit(run_one, MACHINES[name], chosen[name])) for name in chosen]:
+        running = {name: machines.submit(run_one, MACHINES[name], tests, seconds) for name, tests in chosen.items()}
+        for name, result in running.items():
             try:
-                seconds = result.result()
+                took = result.result()
             except MachineFailed as error:
                 print(error, file=sys.stderr, flush=True)
                 failed = True
                 continue
             kernel, cases = report.kernel(name), report.cases(name)
-            bad = [f"{case.file}::{case.name}" for case in cases if case.result == "failed"]
-            counts = f"{len(cases) - len(bad)} passed, {len(bad)} failed, {seconds:.0f} s"
+            bad = [f"{case.file}::{case.name}: {case.reason}" for case in cases if case.result == "failed"]
+            counts = f"{len(cases) - len(bad)} passed, {len(bad)} failed, {took:.0f} s"
             print(f"{name}: Linux {kernel}: {counts}", *bad, sep="\n  ", flush=True)
             failed = failed or bool(bad) or not cases
     return failed
 
 
-def run_one(machine: Machine, tests: list[str]) -> float:
-    """Run a machine with these tests, and keep its results. Return how many seconds that took. Raises MachineFailed."""
+def run_one(machine: Machine, tests: list[str], seconds: float) -> float:
+    """Run a machine with these tests, for so many seconds at most, and keep its results. Return the seconds it took.
+
+    Raises MachineFailed.
+    """
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary:
         payload.make(Path(temporary), machine, tests)
-        with results(machine, Path(temporary), OUTPUT / f"{machine.name}.log", _SECONDS) as written:
+        with results(machine, Path(temporary), OUTPUT / f"{machine.name}.log", seconds) as written:
             shutil.rmtree(OUTPUT / machine.name, ignore_errors=True)
             shutil.copytree(written, OUTPUT / machine.name)
             report.keep_selection(machine.name, tests)
