@@ -93,6 +93,8 @@ class Client:
     process, which so remains that user until the first reply.
     """
 
+    _is_user = False
+
     def __init__(self, broker: Broker, uid: int = 0) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", PATIENCE, 0))
