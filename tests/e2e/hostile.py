@@ -93,6 +93,7 @@ class Client:
     process, which so remains that user until the first reply.
     """
 
+    #: Whether the effective uid is still that of the user.
     _is_user = False
 
     def __init__(self, broker: Broker, uid: int = 0) -> None:

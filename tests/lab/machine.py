@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import tempfile
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -119,7 +120,7 @@ class Machine:
 
     @property
     def is_foreign(self) -> bool:
-        return self.architecture != run(["dpkg", "--print-architecture"]).stdout.strip()
+        return self.architecture != _native()
 
     @property
     def has_selinux(self) -> bool:
@@ -167,6 +168,11 @@ class Machine:
             run(["truncate", f"--size={_ROOT}", raw])
             run(["mke2fs", "-q", "-t", "ext4", "-d", root, raw], timeout=600)
             run(["qemu-img", "convert", "-O", "qcow2", raw, directory / "root.qcow2"], timeout=600)
+
+
+@cache
+def _native() -> str:
+    return run(["dpkg", "--print-architecture"]).stdout.strip()
 
 
 def _label(root: Path) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tests.e2e.documented import block
 from tests.lab import debian, programs
+from tests.lab.broker import PROXY
 from tests.lab.commands import run
 from tests.lab.machine import PODMAN
 
@@ -83,7 +84,8 @@ def make(directory: Path, machine: Machine, selection: Sequence[str]) -> None:
 
 
 def proxy(machine: Machine) -> Path:
-    """Return the executable for the machine, built now if that was not done."""
-    arguments = [f"ARCH={machine.architecture}"] if machine.is_foreign else []
-    run(["make", "--directory", ROOT, "static", *arguments], timeout=600)
-    return ROOT / "build/static" / (machine.architecture if machine.is_foreign else "") / "fusermount3-proxy"
+    """Return the executable for the machine; for another architecture, it is built now if that was not done."""
+    if not machine.is_foreign:
+        return PROXY
+    run(["make", "--directory", ROOT, "static", f"ARCH={machine.architecture}"], timeout=600)
+    return PROXY.parent / machine.architecture / PROXY.name

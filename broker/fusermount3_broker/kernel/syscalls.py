@@ -132,6 +132,10 @@ CAP_SYS_CHROOT = 18
 CAP_SYS_PTRACE = 19
 CAP_SYS_ADMIN = 21
 CAP_MKNOD = 27
+
+#: Where SELinux keeps the label of a file (xattr(7)).
+XATTR_NAME_SELINUX = b"security.selinux"
+
 _LINUX_CAPABILITY_VERSION_3 = 0x20080522
 
 

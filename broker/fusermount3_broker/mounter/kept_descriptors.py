@@ -64,9 +64,7 @@ def _label_as_the_hosts(node: str) -> None:
     """Give the node the SELinux label of /dev/fuse, so that the policy lets containers use its descriptors as it lets
     them use the host's."""
     with suppress(OSError):  # the host is without SELinux
-        os.setxattr(node, _SELINUX, os.getxattr("/dev/fuse", _SELINUX))
+        os.setxattr(node, syscalls.XATTR_NAME_SELINUX, os.getxattr("/dev/fuse", syscalls.XATTR_NAME_SELINUX))
 
 
-#: Where SELinux keeps the label of a file (xattr(7)).
-_SELINUX = "security.selinux"
 _ALL_OF_IT = syscalls.AT_EMPTY_PATH | syscalls.AT_RECURSIVE

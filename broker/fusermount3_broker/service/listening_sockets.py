@@ -18,11 +18,10 @@ from pathlib import Path
 import xattr
 from systemd import daemon
 
+from fusermount3_broker.kernel import syscalls
 from fusermount3_broker.kernel.ownership_marks import MARK
 from fusermount3_broker.service.configuration import Loopback, Socket
 
-#: Where SELinux keeps the label of a file (xattr(7)).
-SELINUX = b"security.selinux"
 #: Callers that wait in the socket. Others wait in connect(2), in turn (see `fusermount3_proxy.client`). A small backlog
 #: shortens the queue in which one caller can stand before the others; the broker accepts connections quickly.
 BACKLOG = 16
@@ -126,7 +125,7 @@ class Listeners:
         shutil.chown(wanted.path, wanted.owner, wanted.group)
         wanted.path.chmod(wanted.mode)
         if wanted.selinux_label:
-            xattr.set(wanted.path, SELINUX, wanted.selinux_label.encode())
+            xattr.set(wanted.path, syscalls.XATTR_NAME_SELINUX, wanted.selinux_label.encode())
         listener.listen(BACKLOG)
 
 
