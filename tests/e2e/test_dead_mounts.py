@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from fusermount3_broker.kernel import syscalls
 from tests.e2e.conftest import RunBroker, containers, states, wait_until
 from tests.e2e.hostile import fuse_mounts, in_private_namespace, mount, unmount
 from tests.lab.broker import Broker
@@ -118,6 +119,42 @@ def test_a_descriptor_on_its_way_between_processes_is_not_death(reaping: Broker,
         there.close()
         here.close()
         wait_until(lambda: not fuse_mounts(), 40)
+
+    in_private_namespace(body)
+
+
+def test_who_has_a_descriptor_of_a_filesystem_that_is_gone_serves_no_later_one_with_its_number(
+    reaping: Broker, tmp_path: Path
+) -> None:
+    """The kernel gives the number of a filesystem that is gone to the next one."""
+
+    def body() -> None:
+        gone: dict[str, int] = {}
+        while True:
+            device = mount(reaping, tmp_path)
+            (now,) = fuse_mounts()
+            if now.device in gone:
+                break
+            gone[now.device] = device
+            syscalls.umount2(bytes(tmp_path), syscalls.MNT_DETACH)
+            assert len(gone) < 50
+        os.close(device)
+        wait_until(lambda: not fuse_mounts(), 10 * SLOWNESS)
+        for each in gone.values():
+            os.close(each)
+
+    in_private_namespace(body)
+
+
+def test_who_unmounts_late_what_was_dead_is_told_that_it_is_unmounted(reaping: Broker, tmp_path: Path) -> None:
+    """As libfuse, which closes its descriptor first; a second time, there is nothing to unmount."""
+
+    def body() -> None:
+        os.close(mount(reaping, tmp_path))
+        wait_until(lambda: not fuse_mounts(), SOON)
+        unmount(reaping, tmp_path)
+        with pytest.raises(AssertionError, match="Invalid argument"):
+            unmount(reaping, tmp_path)
 
     in_private_namespace(body)
 

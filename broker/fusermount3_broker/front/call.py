@@ -391,6 +391,11 @@ class Call:
         registry = self._front.registry
         with explained(b"failed to unmount %b" % request.mountpoint, request):
             facts = await operation.expect(UnmountFacts)
+            if self._is_late(request, facts):
+                await self.let_go()
+                self.decided(log.INFO, "unmounted: it was dead, and is gone already")
+                self._send(Reply(self.id.encode()))
+                return
             device = Device(facts.device)
             mount = registry.find(device) if facts.mounted else None
             operation.say(policy.decide_unmount(self.id.encode(), request, facts, mount))
@@ -402,6 +407,13 @@ class Call:
         self.decided(log.INFO, "unmounted", device=device)
         self._send(Reply(self.id.encode()))
         operation.say(Told())
+
+    def _is_late(self, request: UnmountRequest, facts: UnmountFacts) -> bool:
+        """Whether the caller wants to unmount what the broker has just unmounted because it was dead."""
+        if facts.mounted or request.only_dead:
+            return False
+        namespace, mountpoint = MountNamespace(facts.mount_namespace), request.mountpoint[:_PATH_MAX]
+        return self._front.states.was_unmounted(namespace, facts.uid, mountpoint, time.monotonic())
 
     # Answers ---------------------------------------------------------------------------------------------------
 

@@ -206,7 +206,10 @@ class Reaper:
         start = StartSearch(self._front.configuration.deadlines.operation, devices, processes)
         with suppress(MounterFailed, OperationFailed, OperationRefused, OperationEnded):
             with await self._front.mounter.begin(start, []) as operation:
-                found = await operation.expect(Found)
+                try:
+                    found = await operation.expect(Found)
+                finally:
+                    self._leave_if_stuck(operation, suspects[0].mount.account)
             for line in found.connections.splitlines():
                 device, pid, descriptor = map(int, line.split())
                 self._serving.found(mounts[Device(device)], pid, descriptor)
@@ -228,7 +231,7 @@ class Reaper:
             except OperationEnded:  # killed by its alarm, or not even that: something hangs
                 if remaining:
                     self._try_again(remaining[0])
-                    self._leave_if_stuck(operation, remaining[0].mount)
+                    self._leave_if_stuck(operation, remaining[0].mount.account, remaining[0].mount)
                     del remaining[0]
                 for each in remaining:
                     each.due = time.monotonic()
@@ -256,13 +259,12 @@ class Reaper:
                 raise OperationEnded
             self._conclude(remaining.pop(0), said.answer, said.mounts)
 
-    def _leave_if_stuck(self, operation: Operation, mount: Mount) -> None:
-        """Start waiting for the end of a child that can't end; its account has no other child until then."""
+    def _leave_if_stuck(self, operation: Operation, account: AccountName, mount: Mount | None = None) -> None:
+        """Start waiting for the end of a child that can't end; its account has no other child until then. `mount` is
+        the one that holds the child, if known."""
         if operation.stuck:
-            self._blocked[mount.account] += 1
-            hung_connections.leave(self._front, operation, mount).add_done_callback(
-                lambda _: self._unblock(mount.account)
-            )
+            self._blocked[account] += 1
+            hung_connections.leave(self._front, operation, mount).add_done_callback(lambda _: self._unblock(account))
 
     def _unblock(self, account: AccountName) -> None:
         self._blocked[account] -= 1
@@ -275,6 +277,7 @@ class Reaper:
             self._front.states.note_dead(mount.connection)
         if unmounted:
             self._reaped.add(mount.connection)
+            self._front.states.note_unmounted(mount.namespace, mount.uid, mount.mountpoint, time.monotonic())
             self._tell(mount)
         if not self._is_there(suspect):
             return

@@ -8,10 +8,17 @@ A mount is hung when requests wait for its FUSE program and their number is the 
 can't distinguish a program that hangs from a slow one that accepts as many requests as it answers.
 """
 
+from collections import OrderedDict
 from dataclasses import dataclass
+
+from fusermount3_broker.front.model import MountNamespace
 
 #: In this order: nothing else is known; the connection has ended; it has not, but its requests don't move.
 MOUNT_STATES = ("live", "dead", "hung")
+#: Seconds for which the owner's own unmount of a mount that the broker has unmounted as dead still succeeds.
+LATE = 60.0
+#: The most such mounts that are remembered.
+MOST_LATE = 4096
 
 
 @dataclass(slots=True)
@@ -28,6 +35,8 @@ class States:
     def __init__(self) -> None:
         self._seen: dict[int, _Seen] = {}
         self._dead: set[int] = set()
+        #: When the broker unmounted dead mounts: by mount namespace, owner and mountpoint, the oldest first.
+        self._unmounted: OrderedDict[tuple[MountNamespace, int, bytes], float] = OrderedDict()
 
     def note(self, connection: int, waiting: int, now: float) -> None:
         """Record how many requests waited at a look."""
@@ -39,6 +48,23 @@ class States:
         """Record that the connection has ended: it serves no requests any more, whichever process still has its
         descriptor."""
         self._dead.add(connection)
+
+    def note_unmounted(self, namespace: MountNamespace, uid: int, mountpoint: bytes, now: float) -> None:
+        """Record that the broker has unmounted a dead mount of this owner there."""
+        key = namespace, uid, mountpoint
+        self._unmounted[key] = now
+        self._unmounted.move_to_end(key)
+        if len(self._unmounted) > MOST_LATE:
+            self._unmounted.popitem(last=False)
+
+    def was_unmounted(self, namespace: MountNamespace, uid: int, mountpoint: bytes, now: float) -> bool:
+        """Return whether the broker has unmounted a dead mount of this owner there, not longer than `LATE` ago; once.
+
+        A FUSE program (libfuse) first closes its descriptor, and then unmounts. If something delays that second step,
+        the mount is dead for long enough to be unmounted before.
+        """
+        unmounted = self._unmounted.pop((namespace, uid, mountpoint), None)
+        return unmounted is not None and now <= unmounted + LATE
 
     def forget_all_but(self, connections: set[int]) -> None:
         self._seen = {each: seen for each, seen in self._seen.items() if each in connections}

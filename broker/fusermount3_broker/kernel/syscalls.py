@@ -25,6 +25,7 @@ _FSOPEN = 430
 _FSCONFIG = 431
 _FSMOUNT = 432
 _OPENAT2 = 437
+_PIDFD_GETFD = 438
 _FACCESSAT2 = 439
 _MOUNT_SETATTR = 442
 _LANDLOCK_CREATE_RULESET = 444
@@ -374,6 +375,11 @@ def listmount(mount_id: int, after: int = 0) -> list[int]:
     request = struct.pack("=IIQQ", 24, 0, mount_id, after)
     ids = (ctypes.c_uint64 * 512)()
     return ids[: _check(_syscall(_LISTMOUNT, request, ids, ctypes.c_size_t(len(ids)), 0))]
+
+
+def pidfd_getfd(pidfd: int, targetfd: int) -> int:
+    """Return a copy of another process's descriptor, which is closed on exec."""
+    return _check(_syscall(_PIDFD_GETFD, pidfd, targetfd, 0))
 
 
 def fork() -> int:

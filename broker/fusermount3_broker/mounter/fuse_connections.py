@@ -9,6 +9,7 @@ blocks. For the mounter's children.
 
 import errno
 import os
+import select
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
@@ -159,13 +160,15 @@ def survey(fusectl: int, proc: int, lines: bytes) -> bytes:
     return b"".join(found)
 
 
-def search(proc: int, devices: bytes, pids: bytes, seconds: float) -> bytes:
+def search(
+    proc: int, devices: bytes, pids: bytes, seconds: float, is_connected: Callable[[Served, int], bool]
+) -> bytes:
     """Return the lines of `maintenance.Found` for those of `maintenance.StartSearch`: what was found in `seconds`."""
     wanted = set(map(int, devices.splitlines()))
     give_up = time.monotonic() + seconds
     found = []
     for device, server in descriptors(proc, map(int, pids.splitlines())):
-        if device in wanted:
+        if device in wanted and is_connected(server, device):
             wanted.remove(device)
             found.append(b"%d %d %d\n" % (device, *server))
         if not wanted or time.monotonic() > give_up:
@@ -191,14 +194,47 @@ def descriptors(proc: int, pids: Iterable[int]) -> Iterator[tuple[int, Served]]:
             yield NOTHING if device is None else device, Served(pid, descriptor)
 
 
-def may_serve(proc: int, device: int, pids: Iterable[int]) -> Served | None:
-    """Return which of these processes serves the connection of `device`; None if none does.
+def is_connected(proc: int, server: Served, device: int) -> bool:
+    """Return whether the descriptor's connection, which has the number `device`, has not ended.
+
+    A descriptor shows the number even then, and a later connection may have got it. Only poll(2) of the descriptor
+    itself tells (fs/fuse/dev.c, fuse_dev_poll), so this process has a copy for a moment; meanwhile the connection can't
+    end. Return True where nobody may take copies (pidfd_getfd(2); Yama's ptrace_scope 3).
+
+    If the process exchanges the descriptor meanwhile, closing the copy may block for as long as the process's own FUSE
+    filesystem chooses. So this is only for operations that count against the account of that process.
+    """
+    try:
+        pidfd = os.pidfd_open(server.pid)
+    except OSError:
+        return False  # it has ended
+    try:
+        copy = syscalls.pidfd_getfd(pidfd, server.descriptor)
+    except OSError as error:
+        return error.errno == errno.EPERM
+    finally:
+        os.close(pidfd)
+    try:
+        if served_device(proc, "self", copy) != device:
+            return False
+        asking = select.poll()
+        asking.register(copy, 0)
+        return not asking.poll(0)
+    finally:
+        os.close(copy)
+
+
+def may_serve(
+    proc: int, device: int, pids: Iterable[int], is_connected: Callable[[Served], bool] = lambda _: True
+) -> Served | None:
+    """Return which of these processes serves the connection of `device`; None if none does, as far as `is_connected`
+    tells.
 
     Before Linux 6.16, the kernel shows no process's connection; then return one that has a descriptor of any.
     """
     possible = None
     for number, each in descriptors(proc, pids):
-        if number == device:
+        if number == device and is_connected(each):
             return each
         if number == NOTHING:
             possible = each

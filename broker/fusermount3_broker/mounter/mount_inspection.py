@@ -10,6 +10,7 @@ import os
 import signal
 from collections import defaultdict
 from contextlib import suppress
+from functools import partial
 
 from fusermount3_broker.kernel import syscalls
 from fusermount3_broker.messages import mounter
@@ -35,7 +36,8 @@ def survey(opened: Descriptors, talk: Conversation, start: mounter.StartSurvey) 
 def search(opened: Descriptors, talk: Conversation, start: mounter.StartSearch) -> None:
     """Report which of the given processes serve which FUSE connections."""
     with talk.bounded("search"):
-        found = fuse_connections.search(opened.proc, start.devices, start.pids, _SECONDS_OF_SEARCH)
+        is_connected = partial(fuse_connections.is_connected, opened.proc)
+        found = fuse_connections.search(opened.proc, start.devices, start.pids, _SECONDS_OF_SEARCH, is_connected)
     talk.say(mounter.Found(found))
 
 

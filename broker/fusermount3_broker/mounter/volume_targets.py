@@ -13,6 +13,7 @@ import errno
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
 
 from fusermount3_broker.kernel import ownership_marks, syscalls
 from fusermount3_broker.mounter import fuse_connections, mount_tree, pods
@@ -203,8 +204,10 @@ class Target:
                 return False
         except OSError as error:
             return error.errno == errno.ENOTCONN
-        pids = pods.processes_of(self._opened.proc, self._pod)
-        return fuse_connections.may_serve(self._opened.proc, mount.device, pids) is None
+        proc = self._opened.proc
+        pids = pods.processes_of(proc, self._pod)
+        is_connected = partial(fuse_connections.is_connected, proc, device=mount.device)
+        return fuse_connections.may_serve(proc, mount.device, pids, is_connected) is None
 
 
 def is_placeholder(mount: Mount) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fusermount3_broker.front.mount_states import States
+from fusermount3_broker.front.model import MountNamespace
+from fusermount3_broker.front.mount_states import LATE, MOST_LATE, States
 
 ONE, OTHER = 101, 102
 SECONDS = 10
@@ -61,3 +62,22 @@ def test_what_is_gone_is_forgotten(states: States) -> None:
     states.forget_all_but({OTHER})
     assert states.of(ONE, SECONDS, 1000.0) == "live"
     assert states.of(OTHER, SECONDS, 1000.0) == "dead"
+
+
+def test_a_late_unmount_of_what_was_unmounted_as_dead_is_known_once_and_for_its_owner_only(states: States) -> None:
+    here, there = MountNamespace(7), MountNamespace(8)
+    states.note_unmounted(here, 1000, b"/mnt", 100.0)
+    assert not states.was_unmounted(there, 1000, b"/mnt", 101.0)
+    assert not states.was_unmounted(here, 0, b"/mnt", 101.0)
+    assert not states.was_unmounted(here, 1000, b"/mnt2", 101.0)
+    assert states.was_unmounted(here, 1000, b"/mnt", 101.0)
+    assert not states.was_unmounted(here, 1000, b"/mnt", 101.0)
+    states.note_unmounted(here, 1000, b"/mnt", 100.0)
+    assert not states.was_unmounted(here, 1000, b"/mnt", 100.1 + LATE)
+
+
+def test_only_so_many_late_unmounts_are_remembered(states: States) -> None:
+    for number in range(MOST_LATE + 1):
+        states.note_unmounted(MountNamespace(number), 1000, b"/mnt", 100.0)
+    assert not states.was_unmounted(MountNamespace(0), 1000, b"/mnt", 100.0)
+    assert states.was_unmounted(MountNamespace(1), 1000, b"/mnt", 100.0)

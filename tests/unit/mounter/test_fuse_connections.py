@@ -252,6 +252,10 @@ def test_a_survey_leaves_out_what_has_ended_or_is_another(fusectl: FakeFusectl, 
 # Searches
 
 
+def is_connected(_server: Served, _device: int) -> bool:
+    return True
+
+
 def test_a_search_finds_what_the_processes_serve_that_it_is_told(proc: FakeProc) -> None:
     proc.add(600, 4, target="/dev/null", info="fuse_connection:\t51\n")
     proc.add(600, 5)  # has only opened /dev/fuse
@@ -260,8 +264,18 @@ def test_a_search_finds_what_the_processes_serve_that_it_is_told(proc: FakeProc)
     proc.serve(701, 3, 53)
     proc.serve(702, 3, 54)
     (proc.path / "703").mkdir()  # ends just now
-    told = fuse_connections.search(proc.descriptor, b"51\n53\n54\n55\n", b"703\n701\n700\n600\n", 60)
+    told = fuse_connections.search(proc.descriptor, b"51\n53\n54\n55\n", b"703\n701\n700\n600\n", 60, is_connected)
     assert told == b"53 701 3\n51 700 3\n"
+
+
+def test_a_search_passes_over_a_connection_that_has_ended(proc: FakeProc) -> None:
+    proc.serve(700, 3, 51)
+    proc.serve(701, 3, 51)
+
+    def is_connected(server: Served, device: int) -> bool:
+        return (server, device) != (Served(701, 3), 51)
+
+    assert fuse_connections.search(proc.descriptor, b"51\n", b"701\n700\n", 60, is_connected) == b"51 700 3\n"
 
 
 def test_a_search_ends_in_time_with_what_it_has_found(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,7 +283,7 @@ def test_a_search_ends_in_time_with_what_it_has_found(proc: FakeProc, monkeypatc
         proc.serve(700, descriptor, descriptor)
     now = iter(range(100))
     monkeypatch.setattr("fusermount3_broker.mounter.fuse_connections.time.monotonic", lambda: next(now))
-    told = fuse_connections.search(proc.descriptor, b"3\n9\n8\n", b"700\n", 2)
+    told = fuse_connections.search(proc.descriptor, b"3\n9\n8\n", b"700\n", 2, is_connected)
     assert told == b"9 700 9\n8 700 8\n", "what was opened last comes first"
 
 
@@ -277,6 +291,7 @@ def test_nobody_serves_what_only_others_serve(proc: FakeProc) -> None:
     proc.serve(700, 3, DEVICE)
     assert fuse_connections.may_serve(proc.descriptor, DEVICE, [600, 700]) == Served(700, 3)
     assert fuse_connections.may_serve(proc.descriptor, DEVICE, [600]) is None
+    assert fuse_connections.may_serve(proc.descriptor, DEVICE, [600, 700], lambda _: False) is None
 
 
 def test_who_serves_something_else_does_not_serve_it_but_who_serves_nothing_visible_may(proc: FakeProc) -> None:
