@@ -22,8 +22,13 @@ LAB_PACKAGES := $(shell sed 's/\#.*//' tests/lab/apt-packages)
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
 
+# The mounter's program, where the modules are that the venv uses.
+CREATOR := broker/fusermount3_broker/mounter/superblock_creator
+$(CREATOR): $(CREATOR).c packaging/superblock_creator.py | build-packages
+	PYTHONPATH=broker $(PYTHON) packaging/superblock_creator.py
+
 .PHONY: venv
-venv: $(VENV)/installed  ## .venv with the broker, its dependencies, the tests' and the site's (fusermount3-broker is in .venv/bin)
+venv: $(VENV)/installed $(CREATOR)  ## .venv with the broker, its dependencies, the tests' and the site's (fusermount3-broker is in .venv/bin)
 
 # An environment variable, because pip builds the package with tools in a place of its own that options don't reach.
 $(VENV)/installed: export PIP_CONSTRAINT := $(abspath constraints.txt)
@@ -62,9 +67,12 @@ images: deb venv | image-packages  ## container images of broker and proxy, with
 # Platform tags that PyPI accepts. A static executable needs no libc at all, and 2.17 is the oldest with a tag on both.
 WHEEL_PLATFORM_amd64 := manylinux_2_17_x86_64
 WHEEL_PLATFORM_arm64 := manylinux_2_17_aarch64
+GNU_amd64 := x86_64-linux-gnu
+GNU_arm64 := aarch64-linux-gnu
 
 .PHONY: wheel
 wheel: venv $(PROXY)  ## sdist, and a wheel with the static proxy, as PyPI takes them: build/dist/; ARCH=arm64: for that
+	$(if $(filter-out $(NATIVE),$(ARCH)),CC=$(GNU_$(ARCH))-gcc) \
 	FUSERMOUNT3PROXY_EXECUTABLE=$(abspath $(PROXY)) $(VENV)/bin/python -m build --no-isolation --outdir build/dist \
 		--config-setting=--build-option=--plat-name=$(WHEEL_PLATFORM_$(ARCH))
 	$(VENV)/bin/twine check --strict build/dist/*

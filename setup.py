@@ -5,8 +5,9 @@ the shells' completion, systemd's units and the example of the configuration.
 
 `FUSERMOUNT3PROXY_EXECUTABLE` names an executable that was linked before, as `make wheel` does. Without, one is linked
 here, and where that fails, the wheel is built without it, as without an extension module that is `optional`: not every
-Python comes with a static library, and the broker needs none. With `FUSERMOUNT3PROXY_MODULES_ONLY=1` the wheel holds
-nothing but the modules, for distributions, which have their own ways for all else.
+Python comes with a static library, and the broker needs none. What the broker does need is a small program that its
+mounter executes, for which there must be a C compiler (`CC`). With `FUSERMOUNT3PROXY_MODULES_ONLY=1` the wheel holds
+nothing but the modules and that program, for distributions, which have their own ways for all else.
 
 The same sources give the same bytes in any directory. All times in the archives are that of the release, from
 debian/changelog.
@@ -29,6 +30,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from setuptools import Command, setup
+from setuptools.command.build_py import build_py
 from setuptools.command.install import install
 from setuptools.command.sdist import sdist
 
@@ -52,6 +54,23 @@ def release_time() -> int:
 TIME = int(os.environ.setdefault("SOURCE_DATE_EPOCH", str(release_time())))
 # The modes of files are in the archives, too.
 os.umask(0o022)
+
+
+class BuildModules(build_py):
+    """Builds the mounter's program beside its modules; of an editable installation, in the sources."""
+
+    def run(self) -> None:
+        super().run()
+        if run("packaging/superblock_creator.py", "--output", self.program) != 0:
+            raise SystemExit("packaging/superblock_creator.py failed, see above; it needs a C compiler")
+
+    @property
+    def program(self) -> Path:
+        modules = Path("broker") if self.editable_mode else Path(self.build_lib)
+        return modules / "fusermount3_broker/mounter/superblock_creator"
+
+    def get_outputs(self, include_bytecode: bool = True) -> list[str]:
+        return [*super().get_outputs(include_bytecode), str(self.program)]
 
 
 class InstallSystemFiles(Command):
@@ -133,12 +152,12 @@ class Install(install):
 
 class Wheel(bdist_wheel):
     def get_tag(self) -> tuple[str, str, str]:
-        """Return the tags of any Python 3; of this platform if the executable is in there and nobody says better.
+        """Return the tags of any Python 3 on this platform, unless somebody says better.
 
-        `make wheel` does, for a static executable needs no particular libc.
+        `make wheel` does, for static executables need no particular libc.
         """
         implementation, abi, platform = super().get_tag()
-        if platform == "any" and Path(self.bdist_dir or "", self.data_dir, "scripts", PROXY).exists():
+        if platform == "any":
             platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         return implementation, abi, platform
 
@@ -180,6 +199,7 @@ def anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
 setup(
     cmdclass={
         "bdist_wheel": Wheel,
+        "build_py": BuildModules,
         "install": Install,
         "install_system_files": InstallSystemFiles,
         "sdist": SourceDistribution,

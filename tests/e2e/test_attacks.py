@@ -651,10 +651,13 @@ def test_a_user_cannot_send_signals_to_the_mounters_children(
 FUSE_DEV_IOC_SYNC_INIT = 229 << 8 | 3
 
 
-def test_a_container_sees_no_descriptors_in_a_child_of_the_mounter(start: Start, broker: Broker) -> None:
-    """The child that creates the filesystem is in the PID namespace of the container, for as long as the FUSE program
+@pytest.mark.parametrize("user_namespace", [False, True])
+def test_a_container_sees_no_descriptors_in_a_child_of_the_mounter(
+    start: Start, broker: Broker, user_namespace: bool
+) -> None:
+    """The process that creates the filesystem is in the PID namespace of the container, for as long as the FUSE program
     chooses."""
-    container = start(image_tag(BUSYBOX))
+    container = start(image_tag(BUSYBOX), user_namespace=user_namespace)
     with waiting_mount(container):
         (child,) = mounters_children_in(container, broker)
         process = Path(f"/proc/{child}")
@@ -664,10 +667,29 @@ def test_a_container_sees_no_descriptors_in_a_child_of_the_mounter(start: Start,
         }
         status = dict(line.split(":\t", 1) for line in (process / "status").read_text().splitlines())
         assert int(status["CapPrm"], 16) == 1 << syscalls.CAP_SYS_ADMIN
-        assert status["Seccomp"] == "2"  # tests/unit/mounter/test_confinement.py tests which system calls remain
+        assert status["Seccomp"] == "2"  # test_superblock_creator.py tests which system calls remain
         number = status["NSpid"].split()[-1]
         for secret in ("cwd", "root", f"fd/{next((process / 'fd').iterdir()).name}"):
             assert container.exec(["readlink", f"/proc/{number}/{secret}"], check=False).returncode != 0
+
+
+def test_who_may_trace_processes_in_its_user_namespace_finds_nothing_of_the_broker(
+    start: Start, broker: Broker
+) -> None:
+    """It could in any case take over what is in its namespaces; so there is nothing to take."""
+    container = start(image_tag(BUSYBOX), user_namespace=True, extra=("--cap-add", "SYS_PTRACE"))
+    with waiting_mount(container):
+        (child,) = mounters_children_in(container, broker)
+        process = "/proc/" + Path(f"/proc/{child}/status").read_text().partition("NSpid:")[2].split("\n")[0].split()[-1]
+
+        def shown(*command: str) -> str:
+            return container.exec(command).stdout.strip()
+
+        assert shown("readlink", f"{process}/cwd") == "/"
+        assert shown("readlink", f"{process}/exe") == "/memfd:superblock_creator (deleted)"
+        assert shown("cat", f"{process}/environ") == ""
+        assert shown("grep", "Seccomp:", f"{process}/status").split() == ["Seccomp:", "2"]
+        assert container.exec(["sh", "-c", f"echo x >> {process}/exe"], check=False).returncode != 0
 
 
 def test_a_container_that_may_trace_processes_sees_no_child_of_the_mounter(broker: Broker) -> None:

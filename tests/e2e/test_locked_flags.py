@@ -256,8 +256,8 @@ def test_a_twin_attaches_no_filesystem_whose_flags_could_be_cleared(tmp_path: Pa
                 volume_helper.HelperProcess(opened, volume.relative(volume.target), False, PATIENCE).attend(theirs)
         theirs.close()
         device = os.open("/dev/fuse", os.O_RDWR)
-        here = PidNamespace(mounter.PIDS_SEEN, here=True)
-        made = filesystem.create(a_plan(ROOTS_FACTS, allow_other=True), device, here, None)
+        here = PidNamespace(mounter.PIDS_SEEN)
+        made = filesystem.create(a_plan(ROOTS_FACTS, allow_other=True), device, here, opened.creator, None)
         helper = volume_helper.VolumeHelper(ours, PATIENCE, 0)
         with pytest.raises(PermissionError):
             helper.attach(made)

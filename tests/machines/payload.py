@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from tests.lab.machine import Machine
 
 ROOT = Path(__file__).parents[2]
+_CREATOR = Path("broker/fusermount3_broker/mounter/superblock_creator")
 
 #: Executed when the machine has booted. The sources are copied, because Python keeps its bytecode beside them.
 _RUN = """\
@@ -74,6 +77,9 @@ def make(directory: Path, machine: Machine, selection: Sequence[str]) -> None:
     (directory / "ours").mkdir()
     (command,) = block("troubleshooting.md", "jq ").commands
     debian.build(machine.suite, directory / "ours")
+    _build_creator(machine, directory / "main" / _CREATOR)
+    if machine.is_foreign:
+        _exchange_creator(directory / "ours", directory / "main" / _CREATOR, machine.architecture)
     fields = {
         "podman": _PODMAN.format(command=command) if set(PODMAN) <= set(machine.packages) else "",
         "programs": "" if machine.is_foreign else _LABELLED if machine.has_selinux else _PROGRAMS,
@@ -81,6 +87,25 @@ def make(directory: Path, machine: Machine, selection: Sequence[str]) -> None:
         "others": " ".join(f"--deselect={each}" for each in _NOT_HERE),
     }
     (directory / "run").write_text(_RUN.format(**fields))
+
+
+def _build_creator(machine: Machine, output: Path) -> None:
+    """Build the mounter's program for the sources, for the machine's architecture."""
+    gnu_type = run(["dpkg-architecture", "-a", machine.architecture, "-q", "DEB_HOST_GNU_TYPE"]).stdout.strip()
+    environment = [f"CC={gnu_type}-gcc", f"PYTHONPATH={ROOT / 'broker'}"]
+    run(["env", *environment, sys.executable, ROOT / "packaging/superblock_creator.py", "--output", output])
+
+
+def _exchange_creator(packages: Path, creator: Path, architecture: str) -> None:
+    """Turn the broker's package, built here, into that of another architecture: all else in it is the same there."""
+    deb = debian.debs(packages)["fusermount3-broker"]
+    with tempfile.TemporaryDirectory() as temporary:
+        tree = Path(temporary, "tree")
+        run(["dpkg-deb", "--raw-extract", deb, tree])
+        run(["cp", creator, tree / "usr/lib/python3/dist-packages" / _CREATOR.relative_to("broker")])
+        run(["sed", "-i", f"s/^Architecture: .*/Architecture: {architecture}/", tree / "DEBIAN/control"])
+        deb.unlink()
+        run(["dpkg-deb", "--root-owner-group", "--build", tree, packages])
 
 
 def proxy(machine: Machine) -> Path:

@@ -20,6 +20,7 @@ from tests.packaging import machines
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+    from subprocess import CompletedProcess
 
 pytestmark = pytest.mark.e2e
 
@@ -97,13 +98,32 @@ def test_who_follows_the_page_has_a_service_and_a_proxy_that_mount(booted: Conta
     assert json.loads(booted.exec(["cat", "/etc/cdi/fusermount3-proxy.json"]).stdout)["devices"]
 
 
+def install_sdist(booted: Container, place: str, compiler: str) -> CompletedProcess[str]:
+    """Have pip install the sdist in a new venv at `place`."""
+    booted.exec(["python3", "-m", "venv", place])
+    install = [f"{place}/bin/pip", "install", "--verbose", "--no-cache-dir", "--no-deps", SDIST]
+    return booted.exec(install, env={**PIP, "CC": compiler}, check=False, timeout=300)
+
+
+@pytest.mark.long
+def test_without_a_compiler_pip_installs_nothing_from_the_sdist_and_says_why(booted: Container) -> None:
+    said = install_sdist(booted, "/opt/nothing", "false")
+    assert said.returncode != 0
+    assert "it needs a C compiler" in said.stdout + said.stderr
+    assert booted.exec(["test", "-e", "/opt/nothing/bin/fusermount3-broker"], check=False).returncode == 1
+
+
 @pytest.mark.long
 def test_pip_links_the_proxy_from_the_sdist_or_installs_the_broker_alone(booted: Container) -> None:
-    for compiler, programs in (("cc", {"fusermount3-broker", "fusermount3-proxy"}), ("false", {"fusermount3-broker"})):
+    """Python comes without its static library as if it could not be linked."""
+    without_library = '#!/bin/sh\ncase "$*" in *libpython*) exit 1 ;; esac\nexec cc "$@"\n'
+    booted.exec(["sh", "-c", 'printf "%s" "$1" > /usr/bin/no-libpython', "-", without_library])
+    booted.exec(["chmod", "755", "/usr/bin/no-libpython"])
+    both = {"fusermount3-broker", "fusermount3-proxy"}
+    for compiler, programs in (("cc", both), ("no-libpython", {"fusermount3-broker"})):
         place = f"/opt/{compiler}"
-        booted.exec(["python3", "-m", "venv", place])
-        install = [f"{place}/bin/pip", "install", "--verbose", "--no-cache-dir", "--no-deps", SDIST]
-        said = booted.exec(install, env={**PIP, "CC": compiler}, timeout=300)
+        said = install_sdist(booted, place, compiler)
+        assert said.returncode == 0, said.stderr
         found = booted.exec(["sh", "-c", f"cd {place}/bin && ls -d fusermount3-*"]).stdout.split()
         assert set(found) == programs
         assert ("fusermount3-proxy is left out" in said.stdout + said.stderr) == (len(programs) == 1)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 ROOT = f"fusermount3_proxy-{__version__}"
 WHEEL = f"{ROOT}-py3-none-manylinux_2_17_{os.uname().machine}.whl"
 SDIST = f"{ROOT}.tar.gz"
+CREATOR = "fusermount3_broker/mounter/superblock_creator"
 EXECUTABLE = f"{ROOT}.data/scripts/fusermount3-proxy"
 #: Files below sys.prefix that are neither modules nor metadata.
 SHARED = {
@@ -101,7 +102,8 @@ def test_the_unpacked_sdist_makes_the_same_archives_in_another_directory_zone_an
 def test_the_wheel_holds_the_modules_both_programs_and_what_belongs_to_them(wheel: zipfile.ZipFile) -> None:
     names = {info.filename for info in wheel.infolist() if not info.is_dir()}
     files = {name.removeprefix("broker/") for name in git_files()}
-    modules = {name for name in files if name.startswith(("fusermount3_broker/", "fusermount3_proxy/"))}
+    packages = ("fusermount3_broker/", "fusermount3_proxy/")
+    modules = {name for name in files if name.startswith(packages) and not name.endswith(".c")} | {CREATOR}
     beside = {name for name in names if not name.startswith(f"{ROOT}.dist-info/")} - modules
     assert modules <= names
     assert beside == {EXECUTABLE, *(f"{ROOT}.data/data/{name}" for name in SHARED)}
@@ -122,11 +124,12 @@ def test_the_wheel_is_for_any_python_and_one_architecture(wheel: zipfile.ZipFile
 
 
 @pytest.mark.e2e
-def test_a_wheel_for_arm64_holds_an_executable_for_arm64() -> None:
+def test_a_wheel_for_arm64_holds_executables_for_arm64() -> None:
     dist = pypi.make_wheel(pypi.SOURCES, "ARCH=arm64")
     wheel = zipfile.ZipFile(dist / f"{ROOT}-py3-none-manylinux_2_17_aarch64.whl")
-    e_machine = int.from_bytes(wheel.read(EXECUTABLE)[18:20], "little")
-    assert e_machine == 183, "EM_AARCH64 in elf.h"
+    for executable in (EXECUTABLE, CREATOR):
+        e_machine = int.from_bytes(wheel.read(executable)[18:20], "little")
+        assert e_machine == 183, "EM_AARCH64 in elf.h"
 
 
 def test_the_metadata_passes_twines_strict_check(dist: Path) -> None:

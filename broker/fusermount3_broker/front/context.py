@@ -53,8 +53,6 @@ _HIDDEN_PIDS = {
     mounter.PIDS_TRACED: "the container may trace processes (CAP_SYS_PTRACE), and could take over the process of the "
     "broker that enters its pid namespace. Take this capability from it, or give it a user namespace of its own, if "
     "they need pids.",
-    mounter.PIDS_UNCONFINED: "this broker has no system call filter for this machine, without which it enters no pid "
-    "namespace of a container. Give containers user namespaces of their own if they need pids.",
 }
 
 

@@ -101,18 +101,19 @@ SO_PEERGROUPS = 59
 SO_NETNS_COOKIE = 71
 SO_PEERPIDFD = 77
 
+#: Of memfd_create(2), since Linux 6.3.
+MFD_EXEC = 0x10
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_SET_NAME = 15
-PR_SET_SECCOMP = 22
 PR_CAPBSET_READ = 23
 PR_CAPBSET_DROP = 24
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 PR_CAP_AMBIENT = 47
+PR_CAP_AMBIENT_RAISE = 2
 PR_CAP_AMBIENT_CLEAR_ALL = 4
 
-SECCOMP_MODE_FILTER = 2
 
 LANDLOCK_CREATE_RULESET_VERSION = 1
 LANDLOCK_RULE_PATH_BENEATH = 1
@@ -156,27 +157,14 @@ def unshare(flags: int) -> None:
     _check(_libc.unshare(flags))
 
 
-def prctl(option: int, value: int) -> int:
-    result: int = _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0)
+def prctl(option: int, value: int, more: int = 0) -> int:
+    result: int = _libc.prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(more), 0, 0)
     return _check(result)
 
 
 def set_name(name: bytes) -> None:
     """Set the name of this thread: 15 bytes at most (PR_SET_NAME(2const))."""
     _check(_libc.prctl(PR_SET_NAME, ctypes.c_char_p(name), 0, 0, 0))
-
-
-class _SockFprog(ctypes.Structure):
-    _fields_ = (("len", ctypes.c_ushort), ("filter", ctypes.c_char_p))
-
-
-def seccomp_filter(program: bytes) -> None:
-    """Filter each system call with this program, an array of struct sock_filter of 8 bytes each.
-
-    Can't be undone; needs CAP_SYS_ADMIN or PR_SET_NO_NEW_PRIVS.
-    """
-    fprog = _SockFprog(len(program) // 8, program)
-    _check(_libc.prctl(PR_SET_SECCOMP, ctypes.c_ulong(SECCOMP_MODE_FILTER), ctypes.byref(fprog), 0, 0))
 
 
 def setfsids(uid: int, gid: int) -> None:
@@ -193,10 +181,16 @@ def setfsids(uid: int, gid: int) -> None:
 
 def capset(*capabilities: int) -> None:
     """Keep these capabilities, permitted and effective, and drop all others for good (struct of linux/capability.h)."""
-    bits = sum(1 << capability for capability in capabilities)
-    header = struct.pack("Ii", _LINUX_CAPABILITY_VERSION_3, 0)
-    low, high = bits & 0xFFFFFFFF, bits >> 32
-    _check(_libc.capset(header, struct.pack("6I", low, low, 0, high, high, 0)))
+    capset_bits(sum(1 << capability for capability in capabilities))
+
+
+def capset_bits(bits: int, inheritable: int = 0) -> None:
+    """Do as `capset` with sets of bits; keep `inheritable` for programs that this process executes, too.
+
+    A capability that is not inheritable is not ambient either (capabilities(7)).
+    """
+    words = [each >> shift & 0xFFFFFFFF for shift in (0, 32) for each in (bits, bits, inheritable)]
+    _check(_libc.capset(struct.pack("Ii", _LINUX_CAPABILITY_VERSION_3, 0), struct.pack("6I", *words)))
 
 
 def capget() -> int:

@@ -290,10 +290,9 @@ class Proceed(NamedTuple):
     seconds: Seconds
 
 
-#: The FUSE program sees pids; it doesn't, because the mounter is not in a pid namespace above that of the caller,
-#: because the caller may trace processes, or because this machine has no filter for the process that would enter the
-#: caller's pid namespace (`fusermount3_broker.mounter.confinement`).
-PIDS = PIDS_SEEN, PIDS_FOREIGN, PIDS_TRACED, PIDS_UNCONFINED = range(4)
+#: The FUSE program sees pids; it doesn't, because the mounter is not in a pid namespace above that of the caller, or
+#: because the caller may trace processes.
+PIDS = PIDS_SEEN, PIDS_FOREIGN, PIDS_TRACED = range(3)
 Pids = Annotated[int, range(len(PIDS))]
 
 

@@ -11,7 +11,7 @@ Read in this order:
   `kept_descriptors`.
 - An operation: `caller_namespaces` joins the caller's `namespaces`, `mounting` or `unmounting` carries it out, with
   `invariants` (checks every plan), `filesystem` (creates the superblock), `locked_flags` (nosuid and nodev),
-  `mount_tree` (attaches, detaches), `child_processes`, `confinement`.
+  `mount_tree` (attaches, detaches), `child_processes`, `superblock_creator` (in a container's pid namespace).
 - The state of mounts: `mount_inspection`, `liveness_probe`, `fuse_connections`.
 - Volumes: `kubelet_directory` (creates and removes them), `volume_targets`, `volume_helper` (mounts at the target),
   `eager_volumes`, `volume_consumers`, `pods`.

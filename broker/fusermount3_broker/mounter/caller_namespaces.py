@@ -36,6 +36,7 @@ class Caller:
         self.pid = self._credentials()[0]
         self.locks = opened.locks
         self.cell = opened.cell
+        self.creator = opened.creator
         #: Whether this process itself locks the flags of a mount.
         self.locks_flags = False
         self._pins = pins
@@ -84,9 +85,10 @@ class Caller:
         """Enter the caller's namespaces. Raises OSError."""
         bounding, effective = namespaces.capabilities_of(self.pid, opened.proc)
         self.may_mount = bool(effective >> syscalls.CAP_SYS_ADMIN & 1)
+        pids = namespaces.pid_namespace(pidfd, opened.proc)
         self.in_user_namespace = namespaces.join_user_namespace(pidfd)
         traced = bool(bounding >> syscalls.CAP_SYS_PTRACE & 1)
-        self.pids = namespaces.pid_namespace(pidfd, opened.proc, self.in_user_namespace, traced)
+        self.pids = namespaces.usable(pids, self.in_user_namespace, traced)
         self.device = os.open("dev/fuse", os.O_RDWR | os.O_CLOEXEC, dir_fd=opened.devices)
         _, self.uid, self.gid = self._credentials()
         groups = syscalls.peer_groups(self._connection.fileno())
@@ -96,6 +98,8 @@ class Caller:
         except PermissionError:
             pass  # a user namespace that denies setgroups(2): go on without groups, which is stricter
         syscalls.setfsids(self.uid, self.gid)
+        # An executed program has ambient capabilities only if all these are one group (security/commoncap.c).
+        os.setresgid(self.gid, self.gid, -1)
         # Root of a container may look into its users' directories, as root may with fusermount3.
         look = (syscalls.CAP_DAC_READ_SEARCH,) if self.uid == 0 else ()
         self._capabilities = (syscalls.CAP_SYS_ADMIN, syscalls.CAP_SETUID, syscalls.CAP_SETGID, *look)

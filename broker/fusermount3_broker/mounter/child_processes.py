@@ -34,12 +34,18 @@ def in_child(
 ) -> None:
     """Run `act` in a child that has only the descriptors `keep` and these capabilities, as `user` if given.
 
+    Waits as `wait` does. Raises the OSError that `act` raises; TimeoutError if the child was given up.
+    """
+    wait(begin(act, keep, capabilities, user), rescue, user)
+
+
+def wait(child: int, rescue: Rescue | None, user: User | None = None) -> None:
+    """Wait for the end of a child that runs as `user`, if given; its exit status is 0 or an errno.
+
     The child has the time that remains until the alarm of this process; then it is killed. A process that waits for a
     FUSE program's answer can't always be killed. This process ends after its child in any case, so its end shows that
-    no child is left. Raises the OSError that `act` raises; TimeoutError if the child was given up.
+    no child is left. Raises OSError with that errno; TimeoutError if the child was given up.
     """
-
-    child = begin(act, keep, capabilities, user)
     seconds = signal.alarm(0)
     in_time = _ends(child, seconds, rescue)
     if not in_time:
@@ -71,18 +77,24 @@ def begin(
     return _fork(act_confined)
 
 
-def in_full_child(act: Callable[[], object]) -> None:
-    """Run `act` in a child with all descriptors and rights of this process, and without a time limit of its own.
+def execute(program: int, arguments: list[bytes], keep: Collection[int], capability: int) -> int:
+    """Execute a program in a child that has the descriptors `keep` and one capability of this process; return its pid.
 
-    Raises the OSError that `act` raises.
+    `program` is a descriptor of the executable. The working directory must be the mounter's /proc, and all descriptors
+    but `keep` and those of standard input, output and error close on exec. The kernel copies no memory for the child.
+    The calling function has to wait for it. Raises OSError.
     """
-
-    def act_and_die_with_parent() -> None:
-        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
-        act()
-
-    _, status = os.waitpid(_fork(act_and_die_with_parent), 0)
-    _raise_error_of(status)
+    permitted = syscalls.capget()
+    for each in keep:
+        os.set_inheritable(each, True)
+    syscalls.capset_bits(permitted, inheritable=1 << capability)
+    try:
+        syscalls.prctl(syscalls.PR_CAP_AMBIENT, syscalls.PR_CAP_AMBIENT_RAISE, capability)
+        return os.posix_spawn(b"self/fd/%d" % program, arguments, {})
+    finally:
+        syscalls.capset_bits(permitted)
+        for each in keep:
+            os.set_inheritable(each, False)
 
 
 def _fork(act: Callable[[], object]) -> int:

@@ -3,31 +3,30 @@
 FUSE takes three things from the process that creates the superblock: the user namespace, to which uids refer; the mount
 namespace, over whose owner the process must have CAP_SYS_ADMIN; and the pid namespace, whose pids it reports to the
 FUSE program for the processes that use the filesystem (fs/fuse/inode.c). The process that calls `create` is in the
-first two; only a child of it can be in the third.
+first two; only a descendant of it can be in the third (`superblock_creator`).
 """
 
 import errno
-import os
 import socket
-from collections.abc import Callable
 
 from fusermount3_broker.kernel import syscalls
 from fusermount3_broker.messages.mounter import MountPlan
-from fusermount3_broker.mounter import confinement
-from fusermount3_broker.mounter.child_processes import Rescue, in_child, in_full_child, waiting_for_grandchildren
+from fusermount3_broker.mounter import superblock_creator
+from fusermount3_broker.mounter.child_processes import Rescue, in_child
 from fusermount3_broker.mounter.namespaces import PidNamespace
 
 #: fsconfig(2) takes strings of 255 bytes; mount(2) takes a page.
 LONGEST_STRING = 255
 
 
-def create(wanted: MountPlan, device: int, pids: PidNamespace, rescue: Rescue | None) -> int:
+def create(wanted: MountPlan, device: int, pids: PidNamespace, creator: int, rescue: Rescue | None) -> int:
     """Return the mount of a new FUSE filesystem that `device` serves, and whose FUSE program sees `pids`.
 
     Where it may see none, or would need mount(2) for a string that is too long, the filesystem is created in a new,
     empty pid namespace: then it sees no pids.
 
-    `rescue` is the way out if the kernel waits for the FUSE program, or None if it does not. Raises OSError.
+    `creator` is the descriptor of `superblock_creator`. `rescue` is the way out if the kernel waits for the FUSE
+    program, or None if it does not. Raises OSError.
     """
     by_mount = max(map(len, (wanted.source, wanted.subtype, wanted.max_read, wanted.block_size))) > LONGEST_STRING
     if pids.hidden or (by_mount and pids.descriptor is not None):
@@ -37,12 +36,11 @@ def create(wanted: MountPlan, device: int, pids: PidNamespace, rescue: Rescue | 
             raise OSError(errno.EINVAL, "with mount(2), nobody can be sure that the filesystem is new")
         return _create_by_mount(wanted, device, rescue)
     context = configure(wanted, device)
-    if pids.here and not rescue:
-        _create_superblock(context, wanted.sync_init)
+    commands = _commands(wanted.sync_init)
+    if pids.descriptor is None and not pids.hidden and not rescue:
+        _create_superblock(context, commands)
     else:
-        _create_in_child(
-            context, device, pids.descriptor, lambda: _create_superblock(context, wanted.sync_init), rescue
-        )
+        superblock_creator.create(creator, context, device, pids.descriptor, commands, rescue)
     return syscalls.fsmount(context, syscalls.FSMOUNT_CLOEXEC, _attributes(wanted))
 
 
@@ -66,43 +64,26 @@ def configure(wanted: MountPlan, device: int) -> int:
     return context
 
 
-def _create_in_child(
-    context: int, device: int, pid_namespace: int | None, create_superblock: Callable[[], None], rescue: Rescue | None
-) -> None:
-    """Create the superblock in the pid namespace of this process's children, or in `pid_namespace`.
-
-    In `pid_namespace`, a container may take over any process that enters. So from its birth the child there can do
-    nothing else and has nothing worth taking: its parent ensures that beforehand, out of the container's sight.
-    """
-
-    def create_confined() -> None:
-        assert pid_namespace is not None
-        syscalls.setns(pid_namespace, syscalls.CLONE_NEWPID)
-        os.close(pid_namespace)
-        confinement.confine_to_creation()
-        in_full_child(create_superblock)
-
-    keep, capabilities = [context, device], [syscalls.CAP_SYS_ADMIN]
-    if pid_namespace is None:
-        in_child(create_superblock, keep, capabilities, rescue=rescue)
-        return
-    with waiting_for_grandchildren():
-        in_child(create_confined, [*keep, pid_namespace], capabilities, rescue=rescue)
-
-
-def _create_superblock(context: int, caller_has_device: bool) -> None:
-    """Create a new filesystem.
+def _commands(caller_has_device: bool) -> list[int]:
+    """Return the commands of fsconfig(2) that create a new filesystem: each for kernels that lack the one before.
 
     A caller that has the device already may have cloned an existing connection onto it (FUSE_DEV_IOC_CLONE). The device
     then stands for that connection's filesystem, with its user and options (fs/fuse/inode.c, fuse_get_tree). Before
-    Linux 6.6 the kernel can't forbid this, so nothing is created for such a device. Raises OSError.
+    Linux 6.6 the kernel can't forbid this, so nothing is created for such a device.
     """
+    sharing = [] if caller_has_device else [syscalls.FSCONFIG_CMD_CREATE]
+    return [syscalls.FSCONFIG_CMD_CREATE_EXCL, *sharing]
+
+
+def _create_superblock(context: int, commands: list[int]) -> None:
+    """Do as `superblock_creator`, in this process. Raises OSError."""
+    exclusive, *shared = commands
     try:
-        syscalls.fsconfig(context, syscalls.FSCONFIG_CMD_CREATE_EXCL, None, None, 0)
+        syscalls.fsconfig(context, exclusive, None, None, 0)
     except OSError as error:
-        if error.errno != errno.EOPNOTSUPP or caller_has_device:
+        if error.errno != errno.EOPNOTSUPP or not shared:
             raise
-        syscalls.fsconfig(context, syscalls.FSCONFIG_CMD_CREATE, None, None, 0)
+        syscalls.fsconfig(context, shared[0], None, None, 0)
 
 
 def _parameters(wanted: MountPlan, device: int) -> list[tuple[bytes, bytes]]:

@@ -10,7 +10,6 @@ import os
 import signal
 from collections import defaultdict
 from contextlib import suppress
-from functools import partial
 
 from fusermount3_broker.kernel import syscalls
 from fusermount3_broker.messages import mounter
@@ -36,8 +35,14 @@ def survey(opened: Descriptors, talk: Conversation, start: mounter.StartSurvey) 
 def search(opened: Descriptors, talk: Conversation, start: mounter.StartSearch) -> None:
     """Report which of the given processes serve which FUSE connections."""
     with talk.bounded("search"):
-        is_connected = partial(fuse_connections.is_connected, opened.proc)
-        found = fuse_connections.search(opened.proc, start.devices, start.pids, _SECONDS_OF_SEARCH, is_connected)
+        proc = opened.proc
+        found = fuse_connections.search(
+            proc,
+            start.devices,
+            start.pids,
+            _SECONDS_OF_SEARCH,
+            lambda server, device: fuse_connections.is_connected(proc, server, device),
+        )
     talk.say(mounter.Found(found))
 
 

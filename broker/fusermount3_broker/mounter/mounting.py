@@ -186,7 +186,7 @@ def _create(talk: Conversation, caller: Caller, wanted: mounter.MountPlan, locke
     """Return a detached mount of a new filesystem, whose flags `locker` has locked. Raises StepError."""
     with talk.bounded("mount"):
         rescue = caller.rescue(talk) if wanted.sync_init else None
-        made = filesystem.create(wanted, caller.device, caller.pids, rescue)
+        made = filesystem.create(wanted, caller.device, caller.pids, caller.creator, rescue)
     with talk.bounded(locked_flags.STEP):
         locked = locker.lock(made, directory=stat.S_ISDIR(wanted.root_mode))
         filesystem.restrict(locked, wanted)
@@ -226,6 +226,7 @@ def _settle(
         os.close(caller.device)  # at once: any open copy keeps a dead FUSE program's mount from failing
         with suppress(HungUp):  # the front has died; handled below
             talk.say(mounter.Mounted())
+        caller.cell.close()  # while the caller hands the device on; `made` keeps the filesystem from ending here
         if not _is_wanted(talk, caller, wanted, commit_seconds):
             raise HungUp
     except HungUp:

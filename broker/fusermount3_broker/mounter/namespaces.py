@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from fusermount3_broker.kernel import syscalls
 from fusermount3_broker.messages import mounter
-from fusermount3_broker.mounter import confinement
 
 
 def pidfd_of_peer(connection: int, given: int, proc: int) -> int:
@@ -93,44 +92,68 @@ def check_owner_of_mount_namespace() -> None:
 class PidNamespace(NamedTuple):
     """Where to create a superblock so that its FUSE program sees pids, if it can. `seen`: one of `mounter.PIDS`.
 
-    `here`: in this process; otherwise in a forked child. Without a `descriptor`, that child is in the pid namespace
-    from the start; with one, its parent must be a process that has joined the pid namespace by the descriptor.
+    Without a `descriptor`, that is this process; with one, a child that has joined the pid namespace by it.
     """
 
     seen: int
-    here: bool
     descriptor: int | None = None
 
     @property
     def hidden(self) -> bool:
         """Whether to create it in a new, empty pid namespace: in that of this process, the FUSE program would see the
         host's pids, and take them for those of its own processes."""
-        return self.seen in (mounter.PIDS_TRACED, mounter.PIDS_UNCONFINED)
+        return self.seen == mounter.PIDS_TRACED
 
 
-def pid_namespace(pidfd: int, proc: int, in_user_namespace: bool, traced: bool) -> PidNamespace:
-    """Return the process's pid namespace, which a child can join if it is below this one (so not without hostPID).
+def pid_namespace(pidfd: int, proc: int) -> PidNamespace:
+    """Return the process's pid namespace, by a descriptor unless it is that of this process. Raises OSError.
 
-    A process with CAP_SYS_PTRACE over the mounter's user namespace can take control of the processes in its pid
-    namespace. That the caller lacks it (`traced`) says nothing about its neighbours there. In a user namespace of their
-    own they can't have it; otherwise the process that enters the pid namespace is confined first. Raises OSError.
+    It can only be joined if it is below that of this process: so not without hostPID.
     """
-    try:
-        syscalls.setns(pidfd, syscalls.CLONE_NEWPID)
-    except OSError:
-        return PidNamespace(mounter.PIDS_FOREIGN, here=True)
-    if os.stat("self/ns/pid_for_children", dir_fd=proc).st_ino == os.stat("self/ns/pid", dir_fd=proc).st_ino:
-        return PidNamespace(mounter.PIDS_SEEN, here=True)
-    if in_user_namespace:
-        return PidNamespace(mounter.PIDS_SEEN, here=False)
-    theirs = os.open("self/ns/pid_for_children", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
     back = os.open("self/ns/pid", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
-    syscalls.setns(back, syscalls.CLONE_NEWPID)
-    os.close(back)
-    if traced or not confinement.POSSIBLE:
-        os.close(theirs)
-        return PidNamespace(mounter.PIDS_TRACED if traced else mounter.PIDS_UNCONFINED, here=False)
-    return PidNamespace(mounter.PIDS_SEEN, here=False, descriptor=theirs)
+    try:
+        try:
+            syscalls.setns(pidfd, syscalls.CLONE_NEWPID)
+        except OSError:
+            return PidNamespace(mounter.PIDS_FOREIGN)
+        theirs = os.open("self/ns/pid_for_children", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
+        if os.path.samestat(os.fstat(theirs), os.fstat(back)):
+            os.close(theirs)
+            return PidNamespace(mounter.PIDS_SEEN)
+        syscalls.setns(back, syscalls.CLONE_NEWPID)
+        return PidNamespace(mounter.PIDS_SEEN, theirs)
+    finally:
+        os.close(back)
+
+
+def usable(pids: PidNamespace, in_user_namespace: bool, traced: bool) -> PidNamespace:
+    """Return `pids`, or the reason why no child of this process enters that pid namespace. To be called when this
+    process has joined the caller's user namespace, if that is another (`in_user_namespace`).
+
+    `traced`: the caller may have CAP_SYS_PTRACE. Over the mounter's user namespace, this lets it take over all
+    processes in its pid namespace. That it lacks the capability says nothing about its neighbours there: so
+    `superblock_creator` confines what enters. In another user namespace, its root may do so in any case, and gains
+    nothing by it.
+    """
+    if pids.descriptor is None:
+        return pids
+    if in_user_namespace:
+        reason = mounter.PIDS_SEEN if _may_join(pids.descriptor) else mounter.PIDS_FOREIGN
+    else:
+        reason = mounter.PIDS_TRACED if traced else mounter.PIDS_SEEN
+    if reason == mounter.PIDS_SEEN:
+        return pids
+    os.close(pids.descriptor)
+    return PidNamespace(reason)
+
+
+def _may_join(namespace: int) -> bool:
+    """Return whether a namespace belongs to the user namespace of this process, or to one below it (ioctl_ns(2))."""
+    try:
+        os.close(fcntl.ioctl(namespace, syscalls.NS_GET_USERNS))
+    except PermissionError:
+        return False
+    return True
 
 
 def capabilities_of(pid: int, proc: int) -> tuple[int, int]:

@@ -13,7 +13,6 @@ import errno
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from functools import partial
 
 from fusermount3_broker.kernel import ownership_marks, syscalls
 from fusermount3_broker.mounter import fuse_connections, mount_tree, pods
@@ -206,8 +205,10 @@ class Target:
             return error.errno == errno.ENOTCONN
         proc = self._opened.proc
         pids = pods.processes_of(proc, self._pod)
-        is_connected = partial(fuse_connections.is_connected, proc, device=mount.device)
-        return fuse_connections.may_serve(proc, mount.device, pids, is_connected) is None
+        server = fuse_connections.may_serve(
+            proc, mount.device, pids, lambda each: fuse_connections.is_connected(proc, each, mount.device)
+        )
+        return server is None
 
 
 def is_placeholder(mount: Mount) -> bool:
