@@ -673,28 +673,37 @@ def test_a_container_sees_no_descriptors_in_a_child_of_the_mounter(
             assert container.exec(["readlink", f"/proc/{number}/{secret}"], check=False).returncode != 0
 
 
-def test_who_may_trace_processes_in_its_user_namespace_finds_nothing_of_the_broker(
-    start: Start, broker: Broker
+@pytest.mark.parametrize("user_namespace", [False, True])
+def test_who_may_trace_processes_among_a_containers_finds_nothing_of_the_broker(
+    start: Start, broker: Broker, user_namespace: bool
 ) -> None:
-    """It could in any case take over what is in its namespaces; so there is nothing to take."""
-    container = start(image_tag(BUSYBOX), user_namespace=True, extra=("--cap-add", "SYS_PTRACE"))
+    """Such as a debugger that shares the caller's namespaces. It can take over what it sees: so nothing is there."""
+    container = start(image_tag(BUSYBOX), user_namespace=user_namespace)
+    spaces = ["--user"] if user_namespace else []
+    neighbour = ["nsenter", f"--target={container.pid}", *spaces, "--pid", "--mount"]
     with waiting_mount(container):
         (child,) = mounters_children_in(container, broker)
-        process = "/proc/" + Path(f"/proc/{child}/status").read_text().partition("NSpid:")[2].split("\n")[0].split()[-1]
+        process = (
+            f"/proc/{Path(f'/proc/{child}/status').read_text().partition('NSpid:')[2].splitlines()[0].split()[-1]}"
+        )
 
         def shown(*command: str) -> str:
-            return container.exec(command).stdout.strip()
+            return run([*neighbour, *command]).stdout.strip()
 
         assert shown("readlink", f"{process}/cwd") == "/"
         assert shown("readlink", f"{process}/exe") == "/memfd:superblock_creator (deleted)"
         assert shown("cat", f"{process}/environ") == ""
         assert shown("grep", "Seccomp:", f"{process}/status").split() == ["Seccomp:", "2"]
-        assert container.exec(["sh", "-c", f"echo x >> {process}/exe"], check=False).returncode != 0
+        assert run([*neighbour, "sh", "-c", f"echo x >> {process}/exe"], check=False).returncode != 0
 
 
-def test_a_container_that_may_trace_processes_sees_no_child_of_the_mounter(broker: Broker) -> None:
+@pytest.mark.parametrize("user_namespace", [False, True])
+def test_a_container_that_may_trace_processes_sees_no_child_of_the_mounter(
+    broker: Broker, user_namespace: bool
+) -> None:
     with containers(broker) as start:
-        container = start(image_tag(BUSYBOX), extra=("--cap-add", "SYS_PTRACE"))
+        extra = ("--cap-add", "SYS_PTRACE")
+        container = start(image_tag(BUSYBOX), user_namespace=user_namespace, extra=extra)
         with waiting_mount(container):
             assert mounters_children_in(container, broker) == []
 

@@ -51,8 +51,7 @@ _HIDDEN_PIDS = {
     mounter.PIDS_FOREIGN: "this broker can't join the pid namespaces of its callers. Run it with hostPID, or "
     "--pid=host, if they need pids.",
     mounter.PIDS_TRACED: "the container may trace processes (CAP_SYS_PTRACE), and could take over the process of the "
-    "broker that enters its pid namespace. Take this capability from it, or give it a user namespace of its own, if "
-    "they need pids.",
+    "broker that enters its pid namespace. Take this capability from it if they need pids.",
 }
 
 

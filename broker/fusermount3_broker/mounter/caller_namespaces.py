@@ -88,7 +88,7 @@ class Caller:
         pids = namespaces.pid_namespace(pidfd, opened.proc)
         self.in_user_namespace = namespaces.join_user_namespace(pidfd)
         traced = bool(bounding >> syscalls.CAP_SYS_PTRACE & 1)
-        self.pids = namespaces.usable(pids, self.in_user_namespace, traced)
+        self.pids = namespaces.usable(pids, traced)
         self.device = os.open("dev/fuse", os.O_RDWR | os.O_CLOEXEC, dir_fd=opened.devices)
         _, self.uid, self.gid = self._credentials()
         groups = syscalls.peer_groups(self._connection.fileno())

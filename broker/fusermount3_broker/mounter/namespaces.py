@@ -126,22 +126,20 @@ def pid_namespace(pidfd: int, proc: int) -> PidNamespace:
         os.close(back)
 
 
-def usable(pids: PidNamespace, in_user_namespace: bool, traced: bool) -> PidNamespace:
+def usable(pids: PidNamespace, traced: bool) -> PidNamespace:
     """Return `pids`, or the reason why no child of this process enters that pid namespace. To be called when this
-    process has joined the caller's user namespace, if that is another (`in_user_namespace`).
+    process has joined the caller's user namespace.
 
-    `traced`: the caller may have CAP_SYS_PTRACE. Over the mounter's user namespace, this lets it take over all
-    processes in its pid namespace. That it lacks the capability says nothing about its neighbours there: so
-    `superblock_creator` confines what enters. In another user namespace, its root may do so in any case, and gains
-    nothing by it.
+    `traced`: the caller may have CAP_SYS_PTRACE, which lets it take over the processes in its pid namespace. That it
+    lacks the capability says nothing about its neighbours there; so `superblock_creator` confines what enters.
     """
     if pids.descriptor is None:
         return pids
-    if in_user_namespace:
-        reason = mounter.PIDS_SEEN if _may_join(pids.descriptor) else mounter.PIDS_FOREIGN
+    if not _may_join(pids.descriptor):
+        reason = mounter.PIDS_FOREIGN
+    elif traced:
+        reason = mounter.PIDS_TRACED
     else:
-        reason = mounter.PIDS_TRACED if traced else mounter.PIDS_SEEN
-    if reason == mounter.PIDS_SEEN:
         return pids
     os.close(pids.descriptor)
     return PidNamespace(reason)
