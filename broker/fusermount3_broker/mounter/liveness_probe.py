@@ -13,7 +13,7 @@ import struct
 from contextlib import suppress
 
 from fusermount3_broker.kernel import syscalls
-from fusermount3_broker.mounter import child_processes
+from fusermount3_broker.mounter import child_processes, mount_tree
 from fusermount3_broker.mounter.child_processes import User
 
 #: Seconds in which a filesystem may answer. The probe waits only to see that a FUSE program exists. Shorter than the
@@ -87,7 +87,7 @@ def _serve(conversation: socket.socket) -> None:
 
 def _answer(entry: int) -> int:
     try:
-        said = os.statvfs(entry)
+        said = mount_tree.statvfs(entry)
     except OSError as error:
         return error.errno or errno.EIO
     # For users who may not access it, the kernel returns zeros without asking the program (fs/fuse/inode.c,

@@ -288,7 +288,7 @@ def _usage(entry: int, fuse: Fuse, rescue: Rescue | None) -> Usage | None:
     reader, writer = os.pipe()
 
     def ask() -> None:
-        said = os.statvfs(entry)
+        said = statvfs(entry)
         numbers = said.f_frsize, said.f_blocks, said.f_bfree, said.f_bavail, said.f_files, said.f_ffree, said.f_namemax
         os.write(writer, _USAGE.pack(*numbers))
 
@@ -300,6 +300,18 @@ def _usage(entry: int, fuse: Fuse, rescue: Rescue | None) -> Usage | None:
         os.close(reader)
         os.close(writer)
     return found if any(found) else None
+
+
+def statvfs(entry: int) -> os.statvfs_result:
+    """Return what the FUSE filesystem of `entry` reports. Raises OSError, with ENOTCONN if its connection has ended.
+
+    If that was before the FUSE program had answered FUSE_INIT, Linux 7.2 says ECONNREFUSED instead. A connection that
+    says so will never serve a request (fs/fuse/dev.c, fuse_get_req).
+    """
+    try:
+        return os.statvfs(entry)
+    except ConnectionRefusedError as error:
+        raise OSError(errno.ENOTCONN, "it was never initialized") from error
 
 
 def hidden_by(mountpoint: int) -> set[bytes]:
