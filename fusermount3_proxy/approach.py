@@ -1,8 +1,10 @@
 """The broker's address, and the first attempt to connect, made before the modules that talk to the broker are loaded.
 
-The broker thus wakes up and identifies the caller while the proxy imports `client` and `wire`.
+The broker thus wakes up and identifies the caller while the proxy imports `client` and `wire`. In the static
+executable, ``fast_path.c`` comes first, and has sent the request already if the call seemed plain.
 """
 
+import sys
 from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_SEQPACKET, socket
 from posix import O_CLOEXEC, O_RDONLY, close, getppid, open, read
 
@@ -11,6 +13,9 @@ from fusermount3_proxy import comm
 VARIABLE = b"FUSERMOUNT3PROXY_FDPASSING_SOCKPATH"
 CONFIGURATION = b"/etc/fusermount3-proxy/socket"
 DEFAULT_PATH = b"/run/fusermount3-proxy/broker.sock"
+
+#: Seconds that fast_path.c waits for the reply before it starts Python, which then waits on.
+AT_ONCE = 1.0
 
 
 def socket_path(environment: dict[bytes, bytes]) -> bytes:
@@ -48,6 +53,12 @@ def _contents(path: bytes) -> bytes:
         return b""
     finally:
         close(file)
+
+
+def asked() -> socket | None:
+    """Return the connection on which fast_path.c has sent the request of this call; None if it has not sent it."""
+    number = getattr(sys, "asked", -1)
+    return socket(fileno=number) if number >= 0 else None
 
 
 def connect(path: bytes) -> socket | None:

@@ -79,12 +79,13 @@ def _mount(program: bytes, call: Invocation) -> int:
     socket = comm.find(call.comm_fd, environ)
     pinned = mountpoint.pin(place)
     path = approach.socket_path(environ)
-    connection = approach.connect(path)
+    asked = approach.asked()
+    connection = asked or approach.connect(path)
 
     from fusermount3_proxy import client, wire  # not earlier: the broker is identifying the caller
 
     request = wire.MountRequest(place.path, call.options, call.sync_init)
-    answer = client.ask(path, request, pinned, connection=connection)
+    answer = client.ask(path, request, pinned, connection=connection, is_sent=asked is not None)
     client.print_reply(program, answer.reply)
     if answer.reply.errno:
         return 1
@@ -128,12 +129,13 @@ def _unmount(program: bytes, call: Invocation) -> int:
     if place.problem or place.path == b"/" or len(place.name) > mountpoint.NAME_MAX:
         return _find_no_mount(call, place)
     path = approach.socket_path(environ)
-    connection = approach.connect(path)
+    asked = approach.asked()
+    connection = asked or approach.connect(path)
 
     from fusermount3_proxy import client, wire  # not earlier, as for a mount
 
     request = wire.UnmountRequest(place.path, place.name, call.lazy)
-    answer = client.ask(path, request, place.directory, connection=connection)
+    answer = client.ask(path, request, place.directory, connection=connection, is_sent=asked is not None)
     if not call.quiet:
         client.print_reply(program, answer.reply)
     return 1 if answer.reply.errno else 0

@@ -89,11 +89,13 @@ def ask(
     descriptor: int,
     patience: float = PATIENCE,
     connection: socket | None = None,
+    is_sent: bool = False,
 ) -> Answer:
     """Send `request` with `descriptor`, -1 if there is none, to the broker at `path`; return its answer.
 
     Where a socket of another type has the name, connect to the broker's socket beside it. Wait `patience` seconds for
-    a broker that does not run. The first attempt uses `connection`, if given. Raises Failure.
+    a broker that does not run. The first attempt uses `connection`, if given, and does not send the request
+    if it `is_sent` there. Raises Failure.
     """
     try:
         record = wire.encode_request(request)
@@ -103,7 +105,7 @@ def ask(
     pause = 0.005
     while True:
         try:
-            return _exchange(path, connection, record, descriptor)
+            return _exchange(path, connection, b"" if is_sent else record, descriptor)
         except TimeoutError:
             raise Failure(b"%b: %b" % (_failed(request), strerror(ETIMEDOUT).encode())) from None
         except wire.ProtocolError as error:
@@ -119,7 +121,7 @@ def ask(
             if monotonic() + pause > give_up:
                 waited = b"waited %g seconds for it" % patience
                 raise Failure(b"no broker at %b: %b, %b" % (path, reason(error), waited)) from None
-        connection = None
+        connection, is_sent = None, False
         sleep(pause)
         pause = min(2 * pause, patience / 20)
 
@@ -172,15 +174,23 @@ def _tell(connection: socket, request: wire.Request) -> None:
 
 
 def _exchange(path: bytes, connection: socket | None, record: bytes, descriptor: int) -> Answer:
-    """Exchange one request and reply. Raises OSError, including TimeoutError, and ProtocolError."""
+    """Exchange one request, empty if it has been sent, and its reply.
+
+    Raises OSError, including TimeoutError, and ProtocolError.
+    """
     connection = connection or _connect(path)
     connection.settimeout(REPLY_TIMEOUT)
     attached = [(SOL_SOCKET, SCM_RIGHTS, descriptor.to_bytes(4, byteorder))] if descriptor >= 0 else []
     try:
-        connection.sendmsg([record], attached, MSG_NOSIGNAL)
+        if record:
+            connection.sendmsg([record], attached, MSG_NOSIGNAL)
     except BrokenPipeError:
         pass  # the broker may have refused before it read the request; then its answer is there
-    data, ancillary, flags, _ = connection.recvmsg(wire.MAX_MESSAGE, wire.ANCILLARY_SPACE, MSG_CMSG_CLOEXEC)
+    try:
+        message = connection.recvmsg(wire.MAX_MESSAGE, wire.ANCILLARY_SPACE, MSG_CMSG_CLOEXEC)
+    except ConnectionResetError:  # reported once: the broker hung up before it read the request; its answer follows
+        message = connection.recvmsg(wire.MAX_MESSAGE, wire.ANCILLARY_SPACE, MSG_CMSG_CLOEXEC)
+    data, ancillary, flags, _ = message
     if not data:
         raise ConnectionResetError(ECONNRESET, "the broker closed the connection")
     received = wire.descriptors(ancillary)

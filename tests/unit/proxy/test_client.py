@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from _socket import SocketType
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,18 @@ def test_a_refusal_that_comes_before_the_request_is_read(path: Path, monkeypatch
     assert (answer.reply.errno, answer.reply.text) == (errno.EAGAIN, b"too many requests")
 
 
+def test_a_refusal_is_read_although_the_request_was_not(path: Path) -> None:
+    """As before, but the request is in the socket when the broker closes it: the kernel reports that first."""
+    refusal = Reply(b"1a2b", errno.EAGAIN, b"too many requests")
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        ours.send(wire.encode_request(REQUEST))
+        theirs.send(wire.encode_reply(refusal))
+    answer = client.ask(bytes(path), REQUEST, 0, connection=ours, is_sent=True)
+    assert (answer.reply.errno, answer.reply.text) == (errno.EAGAIN, b"too many requests")
+    ours.close()
+
+
 def test_a_broker_that_hangs_up_without_an_answer_is_asked_again(path: Path, fake_clock: FakeClock) -> None:
     with FakeBroker(path, hang_up, hang_up, reply(GOOD)) as fake_broker:
         assert ask(path).reply.id == b"1a2b"
@@ -304,6 +317,44 @@ def test_a_broker_that_restarts_after_the_first_connection_is_asked_again(path: 
         answer = client.ask(bytes(path), REQUEST, 0, connection=approach.connect(bytes(path)))
     assert answer.reply.id == b"1a2b"
     assert len(fake_clock.pauses) == 1
+
+
+def sent(path: Path, monkeypatch: pytest.MonkeyPatch) -> SocketType:
+    """Send the request as fast_path.c does; return the connection that Python gets from it."""
+    connection = approach.connect(bytes(path))
+    assert connection
+    socket.send_fds(socket.socket(fileno=os.dup(connection.fileno())), [wire.encode_request(REQUEST)], [0])
+    monkeypatch.setattr(sys, "asked", connection.detach(), raising=False)
+    asked = approach.asked()
+    assert asked
+    return asked
+
+
+def test_a_request_that_is_sent_already_is_not_sent_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[bytes] = []
+    with FakeBroker(path, reply_and_hear(GOOD, 0, heard)) as fake_broker:
+        connection = sent(path, monkeypatch)
+        answer = client.ask(bytes(path), REQUEST, 0, connection=connection, is_sent=True)
+        client.commit(answer)
+        os.close(answer.descriptor)
+    assert answer.reply.id == b"1a2b"
+    assert len(fake_broker.requests) == 1
+    assert isinstance(wire.decode_request(heard[0]), wire.CommitRequest)
+
+
+def test_a_request_that_is_sent_already_is_sent_again_if_it_gets_no_reply(
+    path: Path, monkeypatch: pytest.MonkeyPatch, fake_clock: FakeClock
+) -> None:
+    with FakeBroker(path, hang_up, reply(GOOD)) as fake_broker:
+        connection = sent(path, monkeypatch)
+        answer = client.ask(bytes(path), REQUEST, 0, connection=connection, is_sent=True)
+    assert answer.reply.id == b"1a2b"
+    assert len(fake_broker.requests) == 2
+    assert len(fake_clock.pauses) == 1
+
+
+def test_without_the_fast_path_nothing_is_sent_already() -> None:
+    assert approach.asked() is None
 
 
 def test_where_nobody_listens_there_is_no_first_connection(path: Path) -> None:
