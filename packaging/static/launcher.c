@@ -2,8 +2,8 @@
  * launcher.c - starts the Python program that is frozen into fusermount3-proxy.
  *
  * It does everything that must precede the interpreter, in this order: drop a setuid bit's privilege, ensure
- * that descriptors 0-2 are open, and, in the watcher process of auto_unmount, wait. All decisions are made in
- * Python.
+ * that descriptors 0-2 are open, and, in the watcher process of auto_unmount, wait. In any other process, it lets
+ * fast_path.c carry out the call, which succeeds if the call is plain. All decisions are made in Python.
  *
  * The interpreter is initialized up to its "core" phase only (PyConfig._init_main = 0): built-in and frozen
  * modules can be imported, but there is no sys.path and no sys.stdout, and it opens no file. So the program
@@ -23,10 +23,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "fast_path.h"
 #include "omitted.h"
-
-/* Holds the number of the comm socket for the watcher process: the Python side sets it and executes itself. */
-#define WATCH_VARIABLE "FUSERMOUNT3PROXY_WATCH"
+#include "protocol.h"
 
 #define PROGRAM_MODULE "fusermount3_proxy.cli"
 
@@ -106,7 +105,10 @@ static void reopen_closed_stdio(void)
     }
 }
 
-/* Returns the comm socket's number, or -1 if this process is not the watcher. */
+/*
+ * Returns the comm socket's number, or -1 if this process is not the watcher. The Python side sets the variable and
+ * executes itself.
+ */
 static int watched_socket(void)
 {
     const char *text = getenv(WATCH_VARIABLE);
@@ -201,9 +203,10 @@ static void start_python(const char *program)
 
 /*
  * Sets sys.argv, which the core phase leaves unset. Bytes that are not UTF-8 become lone surrogates, as in any Python.
- * sys.frozen tells the program that it may execute itself.
+ * sys.frozen tells the program that it may execute itself; sys.asked, if not negative, is the connection on which the
+ * request has been sent.
  */
-static int set_argv(int argc, char *const argv[])
+static int set_up_sys(int argc, char *const argv[], int asked)
 {
     PyObject *list = PyList_New(argc);
 
@@ -215,15 +218,16 @@ static int set_argv(int argc, char *const argv[])
             return -1;
         PyList_SET_ITEM(list, i, argument);
     }
-    if (PySys_SetObject("frozen", Py_True) != 0)
+    PyObject *number = PyLong_FromLong(asked);
+    if (number == NULL || PySys_SetObject("asked", number) != 0 || PySys_SetObject("frozen", Py_True) != 0)
         return -1;
     return PySys_SetObject("argv", list);
 }
 
 /* Returns the result of main(), or -1 with an exception set if main() did not return. */
-static int run_main(int argc, char *const argv[])
+static int run_main(int argc, char *const argv[], int asked)
 {
-    if (set_argv(argc, argv) != 0)
+    if (set_up_sys(argc, argv, asked) != 0)
         return -1;
     PyObject *module = PyImport_ImportModule(PROGRAM_MODULE);
     if (module == NULL)
@@ -257,17 +261,19 @@ int main(int argc, char *argv[])
         argc = 1;
         arguments = no_argv;
     }
-    int watched = watched_socket();
+    int watched = watched_socket(), asked = -1;
     if (watched >= 0) {
         /* The watcher executed /proc/self/exe; process lists should show it under the name of the original call. */
         prctl(PR_SET_NAME, basename(arguments[0]));
         wait_for_close(watched);
+    } else {
+        asked = fast_path(argc, arguments);
     }
 
     copy_data_pages();
     take_room_for_map();
     start_python(arguments[0]);
-    int code = run_main(argc, arguments);
+    int code = run_main(argc, arguments, asked);
     if (PyErr_Occurred())
         fail_with_exception(arguments[0]);
     /* The kernel frees memory faster than the interpreter does. */

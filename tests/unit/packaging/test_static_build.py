@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import marshal
+import re
+import subprocess
 import sys
 from pathlib import Path
 from types import CodeType, ModuleType
 
 import pytest
+
+from fusermount3_proxy import approach, wire
 
 ROOT = Path(__file__).parents[3]
 
@@ -102,6 +106,50 @@ def test_the_names_that_the_code_uses_are_written_into_the_c_sorted() -> None:
     assert build.names([module]) == {"posix", "close", "shut", "O_PATH", "f", "name", "max", "z"}
     written = build.c_source([], [module]).partition("named[] = {\n")[2].partition("};")[0]
     assert written.split() == ['"O_PATH",', '"close",', '"f",', '"max",', '"name",', '"posix",', '"shut",', '"z",']
+
+
+def definitions() -> dict[str, str]:
+    """Return the macros of protocol.h."""
+    lines = build.header(ROOT / "fusermount3_proxy").splitlines()
+    return dict(re.findall(r"#define (\w+) (.*)", "\n".join(lines)))
+
+
+def c_bytes(macro: str) -> bytes:
+    """Return the bytes of a C string constant."""
+    assert (macro[0], macro[-1]) == ('"', '"')
+    return re.sub(rb"\\([0-7]{3})", lambda digits: bytes([int(digits[1], 8)]), macro[1:-1].encode())
+
+
+def test_the_messages_of_the_fast_path_are_those_of_the_codec() -> None:
+    parts = {name: c_bytes(value) for name, value in definitions().items() if value.startswith('"')}
+    mount = parts["MOUNT_TO_MOUNTPOINT"] + b"/mnt" + parts["MOUNT_TO_OPTIONS"] + b"ro,x" + parts["MOUNT_END"]
+    assert mount == wire.encode_request(wire.MountRequest(b"/mnt", b"ro,x"))
+    unmount = parts["UNMOUNT_TO_MOUNTPOINT"] + b"/a/b" + parts["UNMOUNT_TO_NAME"] + b"b"
+    for end, is_lazy in (("UNMOUNT_END", False), ("UNMOUNT_LAZY_END", True)):
+        assert unmount + parts[end] == wire.encode_request(wire.UnmountRequest(b"/a/b", b"b", is_lazy))
+    assert parts["REPLY_TO_ID"] + b"7" + parts["REPLY_END"] == wire.encode_reply(wire.Reply(b"7"))
+    assert parts["COMMIT"] == wire.encode_request(wire.CommitRequest())
+
+
+def test_the_fast_path_looks_where_python_looks() -> None:
+    macros = definitions()
+    assert c_bytes(macros["BROKER_VARIABLE"]) == approach.VARIABLE
+    assert c_bytes(macros["BROKER_DEFAULT_PATH"]) == approach.DEFAULT_PATH
+    assert macros["AT_ONCE_MS"] == "1000"
+    assert "fuse-starter" in macros["OTHER_NAMES"]
+
+
+def test_any_bytes_become_a_c_string_constant() -> None:
+    every = bytes(range(256))
+    assert c_bytes(build.c_string(every)) == every
+    assert build.c_string(b'1\x001"\\?') == r'"1\0001\042\134\077"'
+
+
+def test_the_fast_path_compiles_without_any_warning(tmp_path: Path) -> None:
+    (tmp_path / "protocol.h").write_text(build.header(ROOT / "fusermount3_proxy"))
+    warnings = ["-Wall", "-Wextra", "-Werror", "-Wshadow", "-Wconversion", "-Wstrict-prototypes", "-Wformat=2", "-Wvla"]
+    source, output = ROOT / "packaging/static/fast_path.c", tmp_path / "fast_path.o"
+    subprocess.run(["cc", *build.COMPILE_FLAGS, *warnings, f"-I{tmp_path}", "-c", source, "-o", output], check=True)
 
 
 @pytest.mark.parametrize("source", [b"async def f():\n    pass\n", b"def g():\n    async def f():\n        yield 1\n"])
