@@ -211,13 +211,20 @@ def test_a_mount_that_hangs_is_called_so_and_can_be_ended(machine: Machine) -> N
         machine.run("kill", "-KILL", program)
 
 
+#: As container engines do: a FUSE program sees no pids where processes may trace others.
+WITHOUT_PTRACE = ("setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-all", "--ambient-caps=-all")
+
+
 @pytest.mark.parametrize(
     "caller",
     [
         pytest.param([], id="user"),
         pytest.param(["unshare", "--user", "--map-root-user", "--mount", *CONTAINER_ROOT], id="root-of-user-namespace"),
         pytest.param(
-            ["unshare", "--user", "--map-user=1000", "--map-group=1000", "--mount", "--pid", "--fork", "--mount-proc"],
+            [
+                *("unshare", "--user", "--map-user=1000", "--map-group=1000", "--keep-caps"),
+                *("--mount", "--pid", "--fork", "--mount-proc", *WITHOUT_PTRACE),
+            ],
             id="user-of-user-and-pid-namespace",
         ),
     ],
