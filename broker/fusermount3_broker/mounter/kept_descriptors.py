@@ -19,7 +19,9 @@ class Descriptors:
         self.fusectl = detached(b"fusectl")
         self.devices = _private_devices()
         #: The program `superblock_creator`.
-        self.creator = superblock_creator.load()
+        directory = detached(b"tmpfs")
+        self.creator = superblock_creator.load(directory)
+        os.close(directory)
         #: The supervisor's pid, never accepted as a caller's.
         self.supervisor = os.getppid()
         #: Kubelet's directory, if there are volumes.

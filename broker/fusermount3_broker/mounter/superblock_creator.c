@@ -11,8 +11,9 @@
  * The kernel takes the pid namespace from the process that creates the superblock (fs/fuse/inode.c, fuse_fill_super), so
  * that process is a child of this one, and the container sees it. A container may take over every process that it sees.
  * Therefore this program has nothing worth taking, and before it enters the pid namespace it confines itself, and with
- * it the child, to the system calls that remain: it can create that superblock, and end. It is executed from memory, so
- * it leads to no file of the host; and it needs no libc, so that few pages and few system calls are enough.
+ * it the child, to the system calls that remain: it can create that superblock, and end. It is executed from a
+ * read-only tmpfs in no directory, so it leads to no file of the host; and it needs no libc, so that few pages and few
+ * system calls are enough.
  */
 #include <asm/unistd.h>
 #include <linux/audit.h>

@@ -89,15 +89,3 @@ def test_it_is_built_of_the_sources_that_are_here(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "broker")}
     subprocess.run([sys.executable, SCRIPT, "--output", tmp_path / "again"], env=environment, check=True)
     assert (tmp_path / "again").read_bytes() == PROGRAM.read_bytes()
-
-
-def test_the_program_in_memory_is_sealed() -> None:
-    """Whoever opens it through /proc changes nothing of what later children execute."""
-    program = superblock_creator.load()
-    try:
-        with pytest.raises(PermissionError), Path(f"/proc/self/fd/{program}").open("r+b", buffering=0) as again:
-            again.write(b"x")
-        assert os.pread(program, 1 << 20, 0) == PROGRAM.read_bytes()
-
-    finally:
-        os.close(program)
