@@ -42,7 +42,12 @@ def become_watcher(program: bytes, comm: socket, path: bytes, mount: bytes) -> i
         watched = dup(watched)
         set_inheritable(watched, True)
     _detach(watched)
-    environment = {**environ, SOCKET_VARIABLE: b"%d" % watched, MOUNT_VARIABLE: mount}
+    environment = {
+        **environ,
+        approach.VARIABLE: approach.socket_path(environ),  # which may come from elsewhere
+        SOCKET_VARIABLE: b"%d" % watched,
+        MOUNT_VARIABLE: mount,
+    }
     if getattr(sys, "frozen", False):  # else it would execute some Python
         try:
             execve(b"/proc/self/exe", [program, b"--auto-unmount", b"--", path], environment)

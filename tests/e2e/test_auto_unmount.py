@@ -157,6 +157,20 @@ def test_what_was_mounted_there_since_is_not_the_watchers(broker: Broker, tmp_pa
     watch_in_namespace(broker, tmp_path, body)
 
 
+def test_a_watcher_finds_the_broker_that_only_its_parents_environment_names(broker: Broker, tmp_path: Path) -> None:
+    """go-fuse passes its helper no other variable than the comm socket's number."""
+    script = 'env --ignore-environment _FUSE_COMMFD="$_FUSE_COMMFD" "$0" "$@"; exit $?'
+
+    def body() -> None:
+        watched = Watched(broker, ["-c", script, str(PROXY), "-o", "auto_unmount", "--", str(tmp_path)], "sh")
+        os.close(watched.descriptor())
+        watched.comm.close()
+        assert watched.watcher.wait(timeout=10) == 0
+        assert not fuse_mounts()
+
+    in_private_namespace(body)
+
+
 def test_a_watcher_waits_for_a_broker_that_is_down(run_broker: RunBroker, tmp_path: Path) -> None:
     broker = run_broker()
 
