@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
 PACKAGE = "fusermount3_proxy"
-SIZE_LIMIT = 6_500_000
+SIZE_LIMIT = 7_000_000
 
 PT_DYNAMIC, PT_INTERP = 2, 3
 

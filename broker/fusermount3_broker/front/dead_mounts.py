@@ -222,6 +222,8 @@ class Reaper:
         devices = _lines(suspect.mount.device for suspect in suspects)
         start = StartReap(self._front.configuration.deadlines.operation, namespace, unmount, devices)
         remaining = suspects.copy()
+        for suspect in suspects if unmount else ():
+            self._front.states.note_unmounting(suspect.mount, time.monotonic())
         with (
             suppress(MounterFailed, OperationFailed, OperationRefused),
             await self._front.mounter.begin(start, []) as operation,
@@ -235,6 +237,8 @@ class Reaper:
                     del remaining[0]
                 for each in remaining:
                     each.due = time.monotonic()
+        for each in remaining:
+            self._front.states.note_not_unmounted(each.mount)
 
     async def _hear(self, operation: Operation, remaining: list[Suspect]) -> None:
         """Process the child's reports, and remove from `remaining` the mounts that they cover. Raises as
@@ -277,8 +281,9 @@ class Reaper:
             self._front.states.note_dead(mount.connection)
         if unmounted:
             self._reaped.add(mount.connection)
-            self._front.states.note_unmounted(mount.namespace, mount.uid, mount.mountpoint, time.monotonic())
             self._tell(mount)
+        else:
+            self._front.states.note_not_unmounted(mount)
         if not self._is_there(suspect):
             return
         if mount.volume and suspect.namespace != self._front.mount_namespace and (unmounted or answer == ENOENT):

@@ -11,7 +11,7 @@ can't distinguish a program that hangs from a slow one that accepts as many requ
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from fusermount3_broker.front.model import MountNamespace
+from fusermount3_broker.front.model import Mount, MountNamespace
 
 #: In this order: nothing else is known; the connection has ended; it has not, but its requests don't move.
 MOUNT_STATES = ("live", "dead", "hung")
@@ -49,13 +49,16 @@ class States:
         descriptor."""
         self._dead.add(connection)
 
-    def note_unmounted(self, namespace: MountNamespace, uid: int, mountpoint: bytes, now: float) -> None:
-        """Record that the broker has unmounted a dead mount of this owner there."""
-        key = namespace, uid, mountpoint
-        self._unmounted[key] = now
-        self._unmounted.move_to_end(key)
+    def note_unmounting(self, mount: Mount, now: float) -> None:
+        """Record that the broker unmounts this mount, if it is dead, where its owner has mounted it."""
+        self._unmounted[_place(mount)] = now
+        self._unmounted.move_to_end(_place(mount))
         if len(self._unmounted) > MOST_LATE:
             self._unmounted.popitem(last=False)
+
+    def note_not_unmounted(self, mount: Mount) -> None:
+        """Record that it was not dead, or could not be unmounted."""
+        self._unmounted.pop(_place(mount), None)
 
     def was_unmounted(self, namespace: MountNamespace, uid: int, mountpoint: bytes, now: float) -> bool:
         """Return whether the broker has unmounted a dead mount of this owner there, not longer than `LATE` ago; once.
@@ -89,3 +92,7 @@ class States:
         if seen and seen.waiting and 0 < hung_seconds <= now - seen.since:
             return "hung"
         return "live"
+
+
+def _place(mount: Mount) -> tuple[MountNamespace, int, bytes]:
+    return mount.namespace, mount.uid, mount.mountpoint

@@ -6,6 +6,7 @@ import pytest
 
 from fusermount3_broker.front.model import MountNamespace
 from fusermount3_broker.front.mount_states import LATE, MOST_LATE, States
+from tests.unit.front.tables.test_mount_table import mount
 
 ONE, OTHER = 101, 102
 SECONDS = 10
@@ -66,18 +67,27 @@ def test_what_is_gone_is_forgotten(states: States) -> None:
 
 def test_a_late_unmount_of_what_was_unmounted_as_dead_is_known_once_and_for_its_owner_only(states: States) -> None:
     here, there = MountNamespace(7), MountNamespace(8)
-    states.note_unmounted(here, 1000, b"/mnt", 100.0)
+    mounted = mount(1, 1, namespace=here, uid=1000, mountpoint=b"/mnt")
+    states.note_unmounting(mounted, 100.0)
     assert not states.was_unmounted(there, 1000, b"/mnt", 101.0)
     assert not states.was_unmounted(here, 0, b"/mnt", 101.0)
     assert not states.was_unmounted(here, 1000, b"/mnt2", 101.0)
     assert states.was_unmounted(here, 1000, b"/mnt", 101.0)
     assert not states.was_unmounted(here, 1000, b"/mnt", 101.0)
-    states.note_unmounted(here, 1000, b"/mnt", 100.0)
+    states.note_unmounting(mounted, 100.0)
     assert not states.was_unmounted(here, 1000, b"/mnt", 100.1 + LATE)
+
+
+def test_what_was_not_dead_was_not_unmounted(states: States) -> None:
+    mounted = mount(1, 1)
+    states.note_unmounting(mounted, 100.0)
+    states.note_not_unmounted(mounted)
+    assert not states.was_unmounted(mounted.namespace, mounted.uid, mounted.mountpoint, 100.0)
 
 
 def test_only_so_many_late_unmounts_are_remembered(states: States) -> None:
     for number in range(MOST_LATE + 1):
-        states.note_unmounted(MountNamespace(number), 1000, b"/mnt", 100.0)
-    assert not states.was_unmounted(MountNamespace(0), 1000, b"/mnt", 100.0)
-    assert states.was_unmounted(MountNamespace(1), 1000, b"/mnt", 100.0)
+        states.note_unmounting(mount(number, number, namespace=MountNamespace(number)), 100.0)
+    oldest, next_oldest = mount(0, 0, namespace=MountNamespace(0)), mount(1, 1, namespace=MountNamespace(1))
+    assert not states.was_unmounted(oldest.namespace, oldest.uid, oldest.mountpoint, 100.0)
+    assert states.was_unmounted(next_oldest.namespace, next_oldest.uid, next_oldest.mountpoint, 100.0)
