@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.lab.commands import CommandFailed
 from tests.lab.foreign import can_emulate
 from tests.lab.machine import MachineFailed, results
 from tests.machines import payload, report
@@ -60,7 +61,7 @@ def run(chosen: Mapping[str, list[str]], at_once: int, seconds: float) -> bool:
         for name, result in running.items():
             try:
                 took = result.result()
-            except MachineFailed as error:
+            except (MachineFailed, CommandFailed) as error:  # the latter if its packages could not be built
                 print(error, file=sys.stderr, flush=True)
                 failed = True
                 continue
