@@ -32,7 +32,7 @@ pytestmark = pytest.mark.e2e
 
 REPOSITORY = Path(__file__).parents[2]
 VARIABLE = "FUSERMOUNT3PROXY_FDPASSING_SOCKPATH"
-LARGEST = 6_500_000
+LARGEST = 5_000_000
 
 # The same code, once frozen into the static executable and once as a module of an installed Python.
 FORMS = {"frozen": [str(PROXY)], "unfrozen": [sys.executable, "-m", "fusermount3_proxy"]}
