@@ -19,9 +19,7 @@ class Descriptors:
         self.fusectl = detached(b"fusectl")
         self.devices = _private_devices()
         #: The program `superblock_creator`.
-        directory = detached(b"tmpfs")
-        self.creator = superblock_creator.load(directory)
-        os.close(directory)
+        self.creator = superblock_creator.load(detached(b"tmpfs"))
         #: The supervisor's pid, never accepted as a caller's.
         self.supervisor = os.getppid()
         #: Kubelet's directory, if there are volumes.

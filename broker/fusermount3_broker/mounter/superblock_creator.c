@@ -1,9 +1,9 @@
 /*
  * superblock_creator.c - creates the superblock of a FUSE filesystem, perhaps among the processes of a container.
  *
- *     superblock_creator PID_NAMESPACE DEVICE CONTEXT COMMAND...
+ *     superblock_creator DIRECTORY PID_NAMESPACE DEVICE CONTEXT COMMAND...
  *
- * PID_NAMESPACE is a descriptor of the namespace whose pids the FUSE program is to see, or -1: for that of this process.
+ * DIRECTORY is a descriptor of the directory to work in, where nothing is secret and no lookup blocks. PID_NAMESPACE is a descriptor of the namespace whose pids the FUSE program is to see, or -1: for that of this process.
  * CONTEXT is a descriptor of fsopen(2), configured to use the descriptor DEVICE of /dev/fuse. The COMMANDs are those of
  * fsconfig(2) that create the superblock; each one is only tried if the kernel lacks the one before. The exit status is
  * 0 or the errno of the step that failed.
@@ -31,7 +31,7 @@
 #endif
 
 /* The arguments. */
-enum { PID_NAMESPACE = 1, DEVICE, CONTEXT, COMMANDS };
+enum { DIRECTORY = 1, PID_NAMESPACE, DEVICE, CONTEXT, COMMANDS };
 
 #if defined(__x86_64__)
 #define ARCHITECTURE AUDIT_ARCH_X86_64
@@ -203,18 +203,16 @@ static _Noreturn void run(long count, const char *const arguments[])
 {
     if (count <= COMMANDS)
         end(EINVAL);
-    const long keep[] = {
-        number_of(arguments[PID_NAMESPACE]),
-        number_of(arguments[DEVICE]),
-        number_of(arguments[CONTEXT]),
-    };
-    const long pid_namespace = keep[0], context = keep[2];
+    const long directory = number_of(arguments[DIRECTORY]), pid_namespace = number_of(arguments[PID_NAMESPACE]);
+    const long device = number_of(arguments[DEVICE]), context = number_of(arguments[CONTEXT]);
+    const long keep[] = {directory, pid_namespace, device, context};
 
     close_all_but(keep, sizeof keep / sizeof *keep);
     drop_capabilities();
     must(__NR_prctl, PR_SET_DUMPABLE, 0, 0, 0, 0);
     die_with_parent();
-    must(__NR_chdir, (long)"/", 0, 0, 0, 0); /* it was executed in the broker's /proc */
+    must(__NR_fchdir, directory, 0, 0, 0, 0); /* it was executed in the broker's /proc */
+    must(__NR_close, directory, 0, 0, 0, 0);
     if (pid_namespace < 0) {
         confine();
         end(create(context, arguments + COMMANDS));

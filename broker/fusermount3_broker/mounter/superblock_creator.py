@@ -6,6 +6,7 @@ finds no file of the host there.
 
 import os
 from collections.abc import Collection
+from typing import NamedTuple
 
 from fusermount3_broker.kernel import syscalls
 from fusermount3_broker.mounter import child_processes
@@ -16,8 +17,15 @@ FILE = __file__.removesuffix(".py")
 _NAME = "superblock_creator"
 
 
-def load(directory: int) -> int:
-    """Copy the program to `directory`, the root of a filesystem that is attached nowhere; return a descriptor of it.
+class Program(NamedTuple):
+    """The program: descriptors of the executable, and of the directory in which it is alone."""
+
+    executable: int
+    directory: int
+
+
+def load(directory: int) -> Program:
+    """Copy the program to `directory`, the root of a filesystem that is attached nowhere, and return it.
 
     The mount is read-only then. Raises OSError.
     """
@@ -28,11 +36,11 @@ def load(directory: int) -> int:
     os.fchmod(copy, 0o555)
     os.close(copy)
     syscalls.mount_setattr(directory, b"", syscalls.AT_EMPTY_PATH, syscalls.MOUNT_ATTR_RDONLY)
-    return os.open(_NAME, os.O_PATH | os.O_CLOEXEC, dir_fd=directory)
+    return Program(os.open(_NAME, os.O_PATH | os.O_CLOEXEC, dir_fd=directory), directory)
 
 
 def create(
-    program: int,
+    program: Program,
     context: int,
     device: int,
     pid_namespace: int | None,
@@ -45,8 +53,9 @@ def create(
     mounter's /proc as the working directory. `rescue` is as in `child_processes.in_child`. Raises OSError.
     """
     pids = -1 if pid_namespace is None else pid_namespace
-    arguments = [_NAME.encode(), *(b"%d" % each for each in (pids, device, context, *commands))]
-    keep = [each for each in (pids, device, context) if each >= 0]
+    descriptors = program.directory, pids, device, context
+    arguments = [_NAME.encode(), *(b"%d" % each for each in (*descriptors, *commands))]
+    keep = [each for each in descriptors if each >= 0]
     with child_processes.waiting_for_grandchildren():
-        child = child_processes.execute(program, arguments, keep, syscalls.CAP_SYS_ADMIN)
+        child = child_processes.execute(program.executable, arguments, keep, syscalls.CAP_SYS_ADMIN)
         child_processes.wait(child, rescue)
