@@ -22,13 +22,14 @@ LAB_PACKAGES := $(shell sed 's/\#.*//' tests/lab/apt-packages)
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
 
-# The mounter's program, where the modules are that the venv uses.
-CREATOR := broker/fusermount3_broker/mounter/superblock_creator
-$(CREATOR): $(CREATOR).c packaging/superblock_creator.py | build-packages
-	PYTHONPATH=broker $(PYTHON) packaging/superblock_creator.py
+# The mounter's programs, where the modules are that the venv uses; made together.
+MOUNTER := broker/fusermount3_broker/mounter
+PROGRAMS := $(MOUNTER)/superblock_creator $(MOUNTER)/plain_mount
+$(PROGRAMS) &: $(wildcard $(MOUNTER)/*.[ch]) packaging/mounter_programs.py | build-packages
+	PYTHONPATH=.:broker $(PYTHON) packaging/mounter_programs.py
 
 .PHONY: venv
-venv: $(VENV)/installed $(CREATOR)  ## .venv with the broker, its dependencies, the tests' and the site's (fusermount3-broker is in .venv/bin)
+venv: $(VENV)/installed $(PROGRAMS)  ## .venv with the broker, its dependencies, the tests' and the site's (fusermount3-broker is in .venv/bin)
 
 # An environment variable, because pip builds the package with tools in a place of its own that options don't reach.
 $(VENV)/installed: export PIP_CONSTRAINT := $(abspath constraints.txt)

@@ -5,9 +5,9 @@ the shells' completion, systemd's units and the example of the configuration.
 
 `FUSERMOUNT3PROXY_EXECUTABLE` names an executable that was linked before, as `make wheel` does. Without, one is linked
 here, and where that fails, the wheel is built without it, as without an extension module that is `optional`: not every
-Python comes with a static library, and the broker needs none. What the broker does need is a small program that its
-mounter executes, for which there must be a C compiler (`CC`). With `FUSERMOUNT3PROXY_MODULES_ONLY=1` the wheel holds
-nothing but the modules and that program, for distributions, which have their own ways for all else.
+Python comes with a static library, and the broker needs none. What the broker does need are two small programs that its
+mounter executes, for which there must be a C compiler (`CC`) and a static libc. With `FUSERMOUNT3PROXY_MODULES_ONLY=1`
+the wheel holds nothing but the modules and these programs, for distributions, which have their own ways for all else.
 
 The same sources give the same bytes in any directory. All times in the archives are that of the release, from
 debian/changelog.
@@ -57,20 +57,21 @@ os.umask(0o022)
 
 
 class BuildModules(build_py):
-    """Builds the mounter's program beside its modules; of an editable installation, in the sources."""
+    """Builds the mounter's programs beside its modules; of an editable installation, in the sources."""
 
     def run(self) -> None:
         super().run()
-        if run("packaging/superblock_creator.py", "--output", self.program) != 0:
-            raise SystemExit("packaging/superblock_creator.py failed, see above; it needs a C compiler")
+        if run("packaging/mounter_programs.py", "--output", self.programs) != 0:
+            raise SystemExit("packaging/mounter_programs.py failed, see above; it needs a C compiler")
 
     @property
-    def program(self) -> Path:
+    def programs(self) -> Path:
         modules = Path("broker") if self.editable_mode else Path(self.build_lib)
-        return modules / "fusermount3_broker/mounter/superblock_creator"
+        return modules / "fusermount3_broker/mounter"
 
     def get_outputs(self, include_bytecode: bool = True) -> list[str]:
-        return [*super().get_outputs(include_bytecode), str(self.program)]
+        built = (str(self.programs / name) for name in ("superblock_creator", "plain_mount"))
+        return [*super().get_outputs(include_bytecode), *built]
 
 
 class InstallSystemFiles(Command):

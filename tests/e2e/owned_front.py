@@ -34,6 +34,10 @@ class Conversation:
     def say(self, record: mounter.Record) -> None:
         self._socket.send(mounter.dump(record))
 
+    def say_bytes(self, data: bytes) -> None:
+        """Say what may be no record."""
+        self._socket.send(data)
+
     def hear(self) -> mounter.Record | None:
         """Return the next record from the child, or None when it has ended without one."""
         with contextlib.suppress(ConnectionResetError):
@@ -67,7 +71,9 @@ class OwnedFront:
         self._mounter.start()
         self.pid = self._mounter.pid
         self.locks_flags = self._mounter.locks_flags
-        self.control = held.enter_context(socket.socket(fileno=os.dup(self._mounter.for_front[0])))
+        self.control, _, self._plain = (
+            held.enter_context(socket.socket(fileno=os.dup(each))) for each in self._mounter.for_front[:3]
+        )
 
     @property
     def maker(self) -> psutil.Process:
@@ -87,10 +93,18 @@ class OwnedFront:
     def begin(self, start: mounter.Record, *descriptors: int) -> Conversation:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            socket.send_fds(self.control, [mounter.dump(start)], [theirs.fileno(), *descriptors])
+            self.send(start, theirs.fileno(), *descriptors)
         conversation = Conversation(ours)
         self._held.callback(conversation.close)
         return conversation
+
+    def send(self, start: mounter.Record, *descriptors: int) -> None:
+        control = self._plain if isinstance(start, mounter.StartPlainMount) else self.control
+        socket.send_fds(control, [mounter.dump(start)], descriptors)
+
+    def send_to_plain(self, data: bytes, descriptors: list[int]) -> None:
+        """Send anything to the children that make plain mounts."""
+        socket.send_fds(self._plain, [data], descriptors)
 
     def check(self) -> None:
         """Check that the mounter still serves."""

@@ -257,7 +257,7 @@ def test_a_twin_attaches_no_filesystem_whose_flags_could_be_cleared(tmp_path: Pa
         theirs.close()
         device = os.open("/dev/fuse", os.O_RDWR)
         here = PidNamespace(mounter.PIDS_SEEN)
-        made = filesystem.create(a_plan(ROOTS_FACTS, allow_other=True), device, here, opened.creator, None)
+        made = filesystem.create(a_plan(ROOTS_FACTS, allow_other=True), device, here, opened.programs, None)
         helper = volume_helper.VolumeHelper(ours, PATIENCE, 0)
         with pytest.raises(PermissionError):
             helper.attach(made)

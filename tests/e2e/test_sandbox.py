@@ -23,10 +23,11 @@ import psutil
 import pytest
 
 from fusermount3_broker.kernel import syscalls
-from fusermount3_broker.mounter import daemon
+from fusermount3_broker.mounter import daemon, filesystem
 from fusermount3_broker.service import sandbox
 from tests.e2e.conftest import let_users_in
 from tests.e2e.hostile import O_PATH, Client, in_private_namespace, in_process, mount_request, wait_for_mounts
+from tests.lab.kernel import kernel_has
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -330,18 +331,21 @@ def test_the_front_of_a_broker_that_runs_has_entered_its_sandbox(broker: Broker)
 
 
 @pytest.mark.parametrize("uid", [0, 1000])
+@pytest.mark.parametrize("is_plain", [True, False])
 def test_a_child_that_is_among_a_callers_files_has_given_up_what_it_needs_no_more(
-    uid: int, broker: Broker, tmp_path: Path
+    is_plain: bool, uid: int, broker: Broker, tmp_path: Path
 ) -> None:
     let_users_in(tmp_path)
     os.chown(tmp_path, uid, uid)
-    wanted = [syscalls.CAP_SYS_ADMIN, syscalls.CAP_SETUID, syscalls.CAP_SETGID]
+    is_plain &= kernel_has("statmount(2)")
+    wanted = [syscalls.CAP_SYS_ADMIN, *([] if is_plain else [syscalls.CAP_SETUID, syscalls.CAP_SETGID])]
     wanted += [] if uid else [syscalls.CAP_DAC_READ_SEARCH]
+    options = b"" if is_plain else b"fsname=" + b"x" * (filesystem.LONGEST_STRING + 1)
 
     def body() -> None:
         own = Path("/proc/self/ns/mnt").stat().st_ino
         with Client(broker, uid) as client:
-            client.send(mount_request(tmp_path), os.open(tmp_path, O_PATH))
+            client.send(mount_request(tmp_path, options), os.open(tmp_path, O_PATH))
             assert (reply := client.reply()) is not None
             assert reply.errno == 0, reply.text
             (child,) = [
@@ -349,6 +353,8 @@ def test_a_child_that_is_among_a_callers_files_has_given_up_what_it_needs_no_mor
             ]
             status = status_of(child)
             assert {int(status[name], 16) for name in ("CapPrm", "CapEff")} == {bits(*wanted)}
+            assert {int(status[name], 16) for name in ("CapInh", "CapAmb")} == {0}
+            assert Path(f"/proc/{child}/exe").readlink().name.startswith("plain_mount" if is_plain else "python")
             assert status["Uid"].split()[3] == str(uid)
         wait_for_mounts([])
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.lab.machine import Machine
 
 ROOT = Path(__file__).parents[2]
-_CREATOR = Path("broker/fusermount3_broker/mounter/superblock_creator")
+_MOUNTERS = [Path("broker/fusermount3_broker/mounter", each) for each in ("superblock_creator", "plain_mount")]
 
 #: Executed when the machine has booted. The sources are copied, because Python keeps its bytecode beside them.
 _RUN = """\
@@ -77,9 +77,9 @@ def make(directory: Path, machine: Machine, selection: Sequence[str]) -> None:
     (directory / "ours").mkdir()
     (command,) = block("troubleshooting.md", "jq ").commands
     debian.build(machine.suite, directory / "ours")
-    _build_creator(machine, directory / "main" / _CREATOR)
+    _build_programs(machine, directory / "main")
     if machine.is_foreign:
-        _exchange_creator(directory / "ours", directory / "main" / _CREATOR, machine.architecture)
+        _exchange_programs(directory / "ours", directory / "main", machine.architecture)
     fields = {
         "podman": _PODMAN.format(command=command) if set(PODMAN) <= set(machine.packages) else "",
         "programs": "" if machine.is_foreign else _LABELLED if machine.has_selinux else _PROGRAMS,
@@ -89,20 +89,22 @@ def make(directory: Path, machine: Machine, selection: Sequence[str]) -> None:
     (directory / "run").write_text(_RUN.format(**fields))
 
 
-def _build_creator(machine: Machine, output: Path) -> None:
-    """Build the mounter's program for the sources, for the machine's architecture."""
+def _build_programs(machine: Machine, sources: Path) -> None:
+    """Build the mounter's programs for the sources, for the machine's architecture."""
     gnu_type = run(["dpkg-architecture", "-a", machine.architecture, "-q", "DEB_HOST_GNU_TYPE"]).stdout.strip()
-    environment = [f"CC={gnu_type}-gcc", f"PYTHONPATH={ROOT / 'broker'}"]
-    run(["env", *environment, sys.executable, ROOT / "packaging/superblock_creator.py", "--output", output])
+    environment = [f"CC={gnu_type}-gcc", f"PYTHONPATH={ROOT}:{ROOT / 'broker'}"]
+    output = sources / _MOUNTERS[0].parent
+    run(["env", *environment, sys.executable, ROOT / "packaging/mounter_programs.py", "--output", output])
 
 
-def _exchange_creator(packages: Path, creator: Path, architecture: str) -> None:
+def _exchange_programs(packages: Path, sources: Path, architecture: str) -> None:
     """Turn the broker's package, built here, into that of another architecture: all else in it is the same there."""
     deb = debian.debs(packages)["fusermount3-broker"]
     with tempfile.TemporaryDirectory() as temporary:
         tree = Path(temporary, "tree")
         run(["dpkg-deb", "--raw-extract", deb, tree])
-        run(["cp", creator, tree / "usr/lib/python3/dist-packages" / _CREATOR.relative_to("broker")])
+        for program in _MOUNTERS:
+            run(["cp", sources / program, tree / "usr/lib/python3/dist-packages" / program.relative_to("broker")])
         run(["sed", "-i", f"s/^Architecture: .*/Architecture: {architecture}/", tree / "DEBIAN/control"])
         deb.unlink()
         run(["dpkg-deb", "--root-owner-group", "--build", tree, packages])

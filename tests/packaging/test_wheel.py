@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ROOT = f"fusermount3_proxy-{__version__}"
 WHEEL = f"{ROOT}-py3-none-manylinux_2_17_{os.uname().machine}.whl"
 SDIST = f"{ROOT}.tar.gz"
-CREATOR = "fusermount3_broker/mounter/superblock_creator"
+PROGRAMS = ["fusermount3_broker/mounter/superblock_creator", "fusermount3_broker/mounter/plain_mount"]
 EXECUTABLE = f"{ROOT}.data/scripts/fusermount3-proxy"
 #: Files below sys.prefix that are neither modules nor metadata.
 SHARED = {
@@ -103,7 +103,7 @@ def test_the_wheel_holds_the_modules_both_programs_and_what_belongs_to_them(whee
     names = {info.filename for info in wheel.infolist() if not info.is_dir()}
     files = {name.removeprefix("broker/") for name in git_files()}
     packages = ("fusermount3_broker/", "fusermount3_proxy/")
-    modules = {name for name in files if name.startswith(packages) and not name.endswith(".c")} | {CREATOR}
+    modules = {name for name in files if name.startswith(packages) and not name.endswith((".c", ".h"))} | {*PROGRAMS}
     beside = {name for name in names if not name.startswith(f"{ROOT}.dist-info/")} - modules
     assert modules <= names
     assert beside == {EXECUTABLE, *(f"{ROOT}.data/data/{name}" for name in SHARED)}
@@ -127,7 +127,7 @@ def test_the_wheel_is_for_any_python_and_one_architecture(wheel: zipfile.ZipFile
 def test_a_wheel_for_arm64_holds_executables_for_arm64() -> None:
     dist = pypi.make_wheel(pypi.SOURCES, "ARCH=arm64")
     wheel = zipfile.ZipFile(dist / f"{ROOT}-py3-none-manylinux_2_17_aarch64.whl")
-    for executable in (EXECUTABLE, CREATOR):
+    for executable in (EXECUTABLE, *PROGRAMS):
         e_machine = int.from_bytes(wheel.read(executable)[18:20], "little")
         assert e_machine == 183, "EM_AARCH64 in elf.h"
 

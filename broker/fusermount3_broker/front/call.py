@@ -26,6 +26,7 @@ from fusermount3_broker.front.mounter_client import (
     Operation,
     OperationEnded,
     OperationFailed,
+    OperationNotPlain,
     OperationRefused,
 )
 from fusermount3_broker.front.peer import Peer, command_of, identify
@@ -46,6 +47,7 @@ from fusermount3_broker.messages.mounter import (
     Record,
     RolledBack,
     StartMount,
+    StartPlainMount,
     StartUnmount,
     StartVolumeMount,
     Told,
@@ -144,7 +146,7 @@ class Call:
         return request
 
     async def _begin(
-        self, peer: Peer, start: StartMount | StartVolumeMount | StartUnmount, *descriptors: int
+        self, peer: Peer, start: StartMount | StartPlainMount | StartVolumeMount | StartUnmount, *descriptors: int
     ) -> Operation:
         """Start an operation of the mounter as soon as a slot is free; it ends with the call at the latest.
 
@@ -159,12 +161,15 @@ class Call:
         except BaseException:
             slots.give_back(peer.account)
             raise
-        self.held.callback(self._give_back_slot, self._operation)
+        self.held.callback(self._end_operation)
         return self._operation
 
-    def _give_back_slot(self, operation: Operation) -> None:
+    def _end_operation(self) -> None:
         """Give back the operation's slot when its child has ended; `hung_connections` unblocks a child that hangs."""
-        self._front.slots.give_back_after(self._account_name, operation, hung_connections.ended(self._front, operation))
+        operation, self._operation = self._operation, None
+        if operation:
+            ended = hung_connections.ended(self._front, operation)
+            self._front.slots.give_back_after(self._account_name, operation, ended)
 
     async def _take_slot(self, slots: Slots) -> None:
         """Take a slot for the caller's account. Raises LimitReached, before the caller gives up."""
@@ -186,9 +191,8 @@ class Call:
         if request.sync_init:
             await self._take_slot(self._front.long_slots)
             self.held.callback(self._front.long_slots.give_back, account.name)
-        operation = await self._begin_mount(peer, request)
         with explained(b"mount failed", request):
-            plan, said = await self._agree(peer, request, operation, counted)
+            operation, plan, said = await self._begin_and_agree(peer, request, counted)
             if isinstance(said, HandedOver):
                 said = await self._proceed(operation)
             if not isinstance(said, Made):
@@ -211,6 +215,29 @@ class Call:
             self.decided(log.NOTICE, "rolled back: the caller did not take the mount")
         else:  # the mount stays in the registry, so that its owner can unmount it
             self.decided(log.WARNING, "not rolled back: it is covered, or its guardian was killed", device=mount.device)
+
+    async def _begin_and_agree(
+        self, peer: Peer, request: MountRequest | VolumeRequest, counted: ExitStack
+    ) -> tuple[Operation, MountPlan, Record]:
+        """Start the mount operation, and agree on a plan; first with a child for plain mounts if this may be one.
+
+        Return the operation, and what `_agree` returns; raises as that, and MounterFailed.
+        """
+        if self._may_be_plain(request):
+            deadlines = self._front.configuration.deadlines
+            operation = await self._begin(peer, StartPlainMount(deadlines.operation, deadlines.commit))
+            attempt = counted.enter_context(ExitStack())
+            try:
+                return operation, *await self._agree(peer, request, operation, attempt)
+            except OperationNotPlain:
+                attempt.close()
+                self._end_operation()
+        operation = await self._begin_mount(peer, request)
+        return operation, *await self._agree(peer, request, operation, counted)
+
+    def _may_be_plain(self, request: MountRequest | VolumeRequest) -> bool:
+        is_mount = isinstance(request, MountRequest)
+        return self._front.mounter.makes_plain_mounts and is_mount and not request.sync_init
 
     async def _begin_mount(self, peer: Peer, request: MountRequest | VolumeRequest) -> Operation:
         """Start the mount operation of the mounter. Raises Refusal, MounterFailed."""

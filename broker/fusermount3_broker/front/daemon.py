@@ -70,7 +70,7 @@ class _Sockets(NamedTuple):
 
 def _begin(supervisor: socket.socket) -> tuple[Front, _Sockets]:
     """Return the front and its sockets. Raises OSError, TableUnreadable, ConfigurationError."""
-    begin, (mounter, own, fusectl, proc, *listening) = _receive(supervisor)
+    begin, (mounter, own, plain, fusectl, proc, *listening) = _receive(supervisor)
     assert isinstance(begin, orders.Begin)
     state_directory = Path(os.fsdecode(begin.state_directory))
     configuration = _configuration(*_receive(supervisor))
@@ -84,7 +84,7 @@ def _begin(supervisor: socket.socket) -> tuple[Front, _Sockets]:
         write_log(log.WARNING, f"the sandbox of the front is incomplete; missing: {missing}")
     for each in lacking:
         write_log(log.NOTICE, f"{features.running()} offers no {each.name} (since {each.since}): {each.otherwise}")
-    ends = [socket.socket(fileno=each) for each in (mounter, own)]
+    ends = [socket.socket(fileno=each) for each in (mounter, own, plain)]
     front = Front(configuration, Mounter(*ends), registry, write_log, proc, owners, lacking)
     control, *callers = [socket.socket(fileno=each) for each in listening]
     metrics = callers.pop(0) if begin.metrics else None
@@ -212,7 +212,7 @@ def _obey(supervisor: socket.socket, front: Front, stop: asyncio.Event) -> None:
         stop.set()
         return
     if isinstance(order, orders.MounterStarted):
-        front.mounter.pid, front.mounter.restarts = order
+        front.mounter.pid, front.mounter.restarts, front.mounter.makes_plain_mounts = order
     elif isinstance(order, orders.PluginStarted):
         front.plugin = order
     elif isinstance(order, orders.SubordinateIds):

@@ -36,6 +36,10 @@ class OperationRefused(Exception):
         self.descriptors = descriptors
 
 
+class OperationNotPlain(Exception):
+    """The mount is not plain: the child leaves it to another one. The request is still in the caller's connection."""
+
+
 class OperationEnded(Exception):
     """The child ended without a record, or sent none in time; nothing is left mounted."""
 
@@ -49,17 +53,23 @@ class Mounter:
     """The mounter. The supervisor restarts it if it ends; the sockets stay.
 
     Children wait for operations at the other end of `control`, and other children for the broker's own operations at
-    the other end of `own`; without `own`, all operations go through `control`.
+    the other end of `own`, and some that make plain mounts at the other end of `plain`; without these, all operations
+    go through `control`.
     """
 
-    def __init__(self, control: socket.socket, own: socket.socket | None = None) -> None:
-        for each in (control, own):
+    def __init__(
+        self, control: socket.socket, own: socket.socket | None = None, plain: socket.socket | None = None
+    ) -> None:
+        for each in (control, own, plain):
             if each:
                 each.setblocking(False)  # the front never blocks
         self._way = _Way(control)
         self._own_way = _Way(own) if own else self._way
+        self._plain_way = _Way(plain) if plain else self._way
         self.pid = 0
         self.restarts = 0
+        #: Whether there are children that take `StartPlainMount`.
+        self.makes_plain_mounts = False
 
     async def begin(self, start: mounter.Start, descriptors: list[int]) -> "Operation":
         """Start an operation in a child, with `start` and additional descriptors, which must stay open meanwhile.
@@ -67,7 +77,7 @@ class Mounter:
         If the socket's queue to the mounter is full, wait for room, in turn, and no longer than the time of a step.
         Raises MounterFailed.
         """
-        way = self._own_way if isinstance(start, _OWN) else self._way
+        way = self._way_of(start)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:
@@ -82,6 +92,11 @@ class Mounter:
             ours.close()
             raise
         return Operation(ours, start.seconds)
+
+    def _way_of(self, start: mounter.Start) -> "_Way":
+        if isinstance(start, mounter.StartPlainMount):
+            return self._plain_way
+        return self._own_way if isinstance(start, _OWN) else self._way
 
     async def dismiss(self, connections: list[socket.socket], seconds: int) -> "Operation":
         """Hand these callers' connections to a child, which becomes their last holder and closes them. Raises
@@ -191,6 +206,8 @@ class Operation:
         self.finished = isinstance(record, mounter.LAST_WORDS)
         if isinstance(record, mounter.Failed):
             raise OperationFailed(record.errno, record.step.decode("utf-8", "replace"))
+        if isinstance(record, mounter.NotPlain):
+            raise OperationNotPlain
         if isinstance(record, mounter.BadDescriptors):
             raise OperationRefused(record.descriptors)
         return record

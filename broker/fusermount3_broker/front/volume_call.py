@@ -56,6 +56,9 @@ class VolumeCall(Call):
             if self._lent:
                 self._publication.take_back()
 
+    def _may_be_plain(self, _request: MountRequest | VolumeRequest) -> bool:
+        return False
+
     async def _begin_mount(self, peer: Peer, request: MountRequest | VolumeRequest) -> Operation:
         deadlines = self._front.configuration.deadlines
         self._lent = self._publication.lend()

@@ -31,8 +31,8 @@ _MOUNT_SETATTR = 442
 _LANDLOCK_CREATE_RULESET = 444
 _LANDLOCK_ADD_RULE = 445
 _LANDLOCK_RESTRICT_SELF = 446
-_STATMOUNT = 457
-_LISTMOUNT = 458
+SYS_STATMOUNT = 457
+SYS_LISTMOUNT = 458
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUSER = 0x10000000
@@ -314,7 +314,7 @@ def mount_setattr(dirfd: int, pathname: bytes, flags: int, attr_set: int, propag
 
 
 #: Size of the structure, in bytes; the strings follow it.
-_SIZE_OF_STATMOUNT = 512
+SIZE_OF_STATMOUNT = 512
 
 
 class MountStatus(NamedTuple):
@@ -338,7 +338,7 @@ def statmount(mount_id: int, mask: int) -> MountStatus:
     while True:
         buffer = ctypes.create_string_buffer(size)
         try:
-            _check(_syscall(_STATMOUNT, request, buffer, ctypes.c_size_t(size), 0))
+            _check(_syscall(SYS_STATMOUNT, request, buffer, ctypes.c_size_t(size), 0))
             break
         except OSError as error:
             if error.errno != errno.EOVERFLOW:
@@ -350,7 +350,7 @@ def statmount(mount_id: int, mask: int) -> MountStatus:
     def string(wanted: int, offset: int) -> bytes:
         if not answered & wanted:
             return b""
-        begin = _SIZE_OF_STATMOUNT + int(struct.unpack_from("=I", buffer, offset)[0])
+        begin = SIZE_OF_STATMOUNT + int(struct.unpack_from("=I", buffer, offset)[0])
         return buffer.raw[begin : buffer.raw.index(b"\0", begin)]
 
     return MountStatus(
@@ -366,7 +366,7 @@ def listmount(mount_id: int, after: int = 0) -> list[int]:
     """Return the unique IDs of mounts on and below a mount, at most 512 of them, beginning after the ID `after`."""
     request = struct.pack("=IIQQ", 24, 0, mount_id, after)
     ids = (ctypes.c_uint64 * 512)()
-    return ids[: _check(_syscall(_LISTMOUNT, request, ids, ctypes.c_size_t(len(ids)), 0))]
+    return ids[: _check(_syscall(SYS_LISTMOUNT, request, ids, ctypes.c_size_t(len(ids)), 0))]
 
 
 def pidfd_getfd(pidfd: int, targetfd: int) -> int:

@@ -84,6 +84,17 @@ class StartMount(NamedTuple):
     commit_seconds: Seconds
 
 
+class StartPlainMount(NamedTuple):
+    """As `StartMount`, to a child that makes plain mounts only; it may answer `NotPlain` at any turn before `Made`."""
+
+    seconds: Seconds
+    commit_seconds: Seconds
+
+
+class NotPlain(NamedTuple):
+    """The mount is not plain: the request is still in the connection, for another child."""
+
+
 class StartUnmount(NamedTuple):
     """As `StartMount`. `name` is the entry in the directory that the caller sent.
 
@@ -228,7 +239,8 @@ class MountFacts(NamedTuple):
 
     `root_mode` is the S_IFMT part of the mountpoint's st_mode; `foreign_sticky`: it is a sticky directory of another
     user; `filesystem` is its statfs f_type; `search_errno` is 0 or the error of entering the directory, `access_errno`
-    0 or the error of access(2) for writing; `mount_namespace` is the inode number of the caller's.
+    0 or the error of access(2) for writing. Root may mount anywhere, so for uid 0 these three are not looked at and 0.
+    `mount_namespace` is the inode number of the caller's.
     """
 
     uid: UserId
@@ -386,6 +398,7 @@ class Failed(NamedTuple):
 
 Start = (
     StartMount
+    | StartPlainMount
     | StartVolumeMount
     | StartUnmount
     | StartReap
@@ -415,6 +428,7 @@ Record = (
     | Unpublished
     | Stated
     | BadDescriptors
+    | NotPlain
     | MountFacts
     | Ask
     | MountPlan
@@ -440,7 +454,7 @@ Record = (
 #: After these a child sends nothing more, and only waits for the end of the conversation.
 LAST_WORDS = (
     *(Kept, RolledBack, Unmounted, Reaped, Surveyed, Aborted, Checked, HasLetGo, BadDescriptors, Failed),
-    *(Recognized, Published, Unpublished, Stated, NobodyThere, Found),
+    *(Recognized, Published, Unpublished, Stated, NobodyThere, Found, NotPlain),
 )
 _vocabulary: Vocabulary[Record] = Vocabulary(Record.__args__)
 dump = _vocabulary.dump

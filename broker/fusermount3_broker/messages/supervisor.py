@@ -1,5 +1,6 @@
-"""Messages between the supervisor and the front: typed records, and nothing else.
+"""Messages between the supervisor and the front, and the mounter's only one: typed records, and nothing else.
 
+    mounter: MounterReady                                               when it serves
     supervisor: Begin, with the descriptors that the front works with   front: Ready or Failed
     supervisor: Configuration, with the file                            at any time then
     supervisor: SubordinateIds, with the files                          at any time then
@@ -16,9 +17,9 @@ from fusermount3_broker.messages.records import Vocabulary
 
 
 class Begin(NamedTuple):
-    """With descriptors: to the mounter for callers' operations and for the broker's own, the roots of fusectl and of
-    /proc, the control socket, with `metrics` the socket for metrics, with `volumes` the one to the CSI plugin, and then
-    the sockets on which callers connect.
+    """With descriptors: to the mounter for callers' operations, for the broker's own and for plain mounts, the roots of
+    fusectl and of /proc, the control socket, with `metrics` the socket for metrics, with `volumes` the one to the CSI
+    plugin, and then the sockets on which callers connect.
 
     `state_directory` holds the tables of mounts and volumes.
     """
@@ -44,9 +45,21 @@ class SubordinateIds(NamedTuple):
     """
 
 
+class MounterReady(NamedTuple):
+    """With two descriptors: the roots of fusectl and of /proc.
+
+    `locks_flags`: the host lets the mounter lock the flags of mounts. `makes_plain_mounts`: it has children for
+    `mounter.StartPlainMount`.
+    """
+
+    locks_flags: bool
+    makes_plain_mounts: bool
+
+
 class MounterStarted(NamedTuple):
     pid: int
     restarts: int
+    makes_plain_mounts: bool
 
 
 class PluginStarted(NamedTuple):
@@ -70,7 +83,17 @@ class Failed(NamedTuple):
     text: bytes
 
 
-Order = Begin | Configuration | SubordinateIds | MounterStarted | PluginStarted | ChildrenLeft | Ready | Failed
+Order = (
+    Begin
+    | Configuration
+    | SubordinateIds
+    | MounterReady
+    | MounterStarted
+    | PluginStarted
+    | ChildrenLeft
+    | Ready
+    | Failed
+)
 _vocabulary: Vocabulary[Order] = Vocabulary(Order.__args__)
 dump = _vocabulary.dump
 load = _vocabulary.load

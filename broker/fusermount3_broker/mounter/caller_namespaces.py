@@ -36,7 +36,7 @@ class Caller:
         self.pid = self._credentials()[0]
         self.locks = opened.locks
         self.cell = opened.cell
-        self.creator = opened.creator
+        self.programs = opened.programs
         #: Whether this process itself locks the flags of a mount.
         self.locks_flags = False
         self._pins = pins

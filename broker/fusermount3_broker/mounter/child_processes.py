@@ -77,19 +77,22 @@ def begin(
     return _fork(act_confined)
 
 
-def execute(program: int, arguments: list[bytes], keep: Collection[int], capability: int) -> int:
-    """Execute a program in a child that has the descriptors `keep` and one capability of this process; return its pid.
+def execute(program: int, arguments: list[bytes], keep: Collection[int], *capabilities: int) -> int:
+    """Execute a program in a child; return its pid.
 
-    `program` is a descriptor of the executable. The working directory must be the mounter's /proc, and all descriptors
-    but `keep` and those of standard input, output and error close on exec. The kernel copies no memory for the child.
-    The calling function has to wait for it. Raises OSError.
+    The child has the descriptors `keep`, and those of these capabilities that this process has. `program` is a
+    descriptor of the executable. The working directory must be the mounter's /proc, and all descriptors but `keep` and
+    those of standard input, output and error close on exec. The kernel copies no memory for the child. The calling
+    function has to wait for it. Raises OSError.
     """
     permitted = syscalls.capget()
     for each in keep:
         os.set_inheritable(each, True)
-    syscalls.capset_bits(permitted, inheritable=1 << capability)
+    kept = [each for each in capabilities if permitted >> each & 1]
+    syscalls.capset_bits(permitted, inheritable=sum(1 << each for each in kept))
     try:
-        syscalls.prctl(syscalls.PR_CAP_AMBIENT, syscalls.PR_CAP_AMBIENT_RAISE, capability)
+        for each in kept:
+            syscalls.prctl(syscalls.PR_CAP_AMBIENT, syscalls.PR_CAP_AMBIENT_RAISE, each)
         return os.posix_spawn(b"self/fd/%d" % program, arguments, {})
     finally:
         syscalls.capset_bits(permitted)

@@ -28,6 +28,7 @@ from contextlib import contextmanager, suppress
 
 from fusermount3_broker.kernel import capabilities, syscalls
 from fusermount3_broker.messages import mounter, process_names
+from fusermount3_broker.messages import supervisor as orders
 from fusermount3_broker.messages.mounter import Record
 from fusermount3_broker.mounter import (
     eager_volumes,
@@ -40,6 +41,7 @@ from fusermount3_broker.mounter import (
     mount_tree,
     mounting,
     namespaces,
+    plain_mount,
     unmounting,
     worker_pool,
 )
@@ -59,15 +61,7 @@ from fusermount3_broker.mounter.worker_pool import Pool
 from fusermount3_proxy import wire
 
 #: The capabilities that the mounter needs; docs/security.md explains what for.
-CAPABILITIES = (
-    syscalls.CAP_DAC_READ_SEARCH,
-    syscalls.CAP_SETGID,
-    syscalls.CAP_SETUID,
-    syscalls.CAP_SYS_CHROOT,
-    syscalls.CAP_SYS_PTRACE,
-    syscalls.CAP_SYS_ADMIN,
-    syscalls.CAP_MKNOD,
-)
+CAPABILITIES = (*plain_mount.CAPABILITIES, syscalls.CAP_MKNOD)
 #: Children that wait for callers' operations, and for the broker's own operations (`maintenance`).
 SPARES, OWN_SPARES = 4, 1
 #: Limits for the number of children. For callers' operations: `max_requests`, plus children that close socket
@@ -75,7 +69,7 @@ SPARES, OWN_SPARES = 4, 1
 #: requests may take (`front.published_volumes`). For the broker's own operations: `front.context.RESCUES` and others.
 MORE_THAN_REQUESTS, FOR_KUBELET, MOST_OWN = 12 + 16 + SPARES, 32, 16 + 12
 #: More records than the kernel queues for a socket, given their overhead. Without a front, a caller may go on sending.
-_MOST_QUEUED = 1024
+MOST_QUEUED = 1024
 
 
 #: The descriptor that the kernel closes last when a process ends (exit_files and exit_task_work in kernel/exit.c: those
@@ -86,11 +80,11 @@ _LAST = 0
 def main(ends: list[socket.socket], max_requests: int, kubelet: int | None, left: Collection[int]) -> None:
     """Report to the supervisor when ready; keep children that take start records, until no process can send any.
 
-    `ends`: the first two receive callers' operations and the broker's own; the last is connected to the supervisor.
-    `kubelet`: a descriptor of kubelet's directory, if there are volumes. `left`: pidfds of children of an earlier
-    mounter.
+    `ends`: the first three receive callers' operations, the broker's own, and mounts that may be plain; the last is
+    connected to the supervisor. `kubelet`: a descriptor of kubelet's directory, if there are volumes. `left`: pidfds of
+    children of an earlier mounter.
     """
-    operations, own, supervisor = ends
+    operations, own, plain, supervisor = ends
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the front decides when to end, and hangs up
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -98,11 +92,14 @@ def main(ends: list[socket.socket], max_requests: int, kubelet: int | None, left
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     capabilities.keep(*CAPABILITIES)
     os.setgroups([])
-    for each in (operations, own):
+    for each in (operations, own, plain):
         each.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
     opened = Descriptors(kubelet)
     maker = locked_flags.Maker(opened.proc)
-    socket.send_fds(supervisor, [b"forbidden" if maker.forbidden else b"ready"], [opened.fusectl, opened.proc])
+    os.fchdir(opened.proc)
+    makes_plain = plain_mount.works(opened)
+    ready = orders.MounterReady(locks_flags=not maker.forbidden, makes_plain_mounts=makes_plain)
+    socket.send_fds(supervisor, [orders.dump(ready)], [opened.fusectl, opened.proc])
     supervisor.close()
     sys.path.clear()
     sys.meta_path.clear()
@@ -111,6 +108,8 @@ def main(ends: list[socket.socket], max_requests: int, kubelet: int | None, left
     has_volumes = kubelet is not None
     most = max_requests + MORE_THAN_REQUESTS + (FOR_KUBELET if has_volumes else 0)
     pools = [Pool(operations, SPARES, most), Pool(own, OWN_SPARES, MOST_OWN)]
+    if makes_plain:
+        pools.append(Pool(plain, SPARES, most, lambda control, line: plain_mount.start(opened, control, line)))
 
     def serve(pool: Pool, line: socket.socket) -> None:
         for each in maker.descriptors:
@@ -120,7 +119,7 @@ def main(ends: list[socket.socket], max_requests: int, kubelet: int | None, left
     @contextmanager
     def with_cell(pool: Pool) -> Iterator[None]:
         """Provide a cell for a child that is forked within the block, if its operations may be mounts."""
-        if pool is not pools[0]:
+        if pool is pools[1]:
             yield
             return
         opened.cell = maker.cell()
@@ -323,7 +322,7 @@ def _drain(connection: socket.socket) -> None:
     """
     with suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        for _ in range(_MOST_QUEUED):
+        for _ in range(MOST_QUEUED):
             data, _, cut, _ = connection.recvmsg(1, 0, socket.MSG_DONTWAIT)
             if not data and not cut & socket.MSG_CTRUNC:
                 return
@@ -446,5 +445,5 @@ def _check(opened: Descriptors, talk: Conversation) -> None:
 
 if __name__ == "__main__":
     _most, _volumes, *_given = map(int, sys.argv[-2:] + sys.argv[1:-2])
-    _ends = [socket.socket(fileno=each) for each in _given[:3]]
-    main(_ends, _most, _given[3] if _volumes else None, _given[4:] if _volumes else _given[3:])
+    _ends = [socket.socket(fileno=each) for each in _given[:4]]
+    main(_ends, _most, _given[4] if _volumes else None, _given[5:] if _volumes else _given[4:])

@@ -34,7 +34,7 @@ def mount(opened: Descriptors, talk: Conversation, start: mounter.StartEager) ->
         wanted = wanted._replace(gid=start.group)
     with talk.bounded("mount"):
         device = os.open("dev/fuse", os.O_RDWR | os.O_CLOEXEC, dir_fd=opened.devices)
-        made = filesystem.create(wanted, device, PidNamespace(mounter.PIDS_SEEN), opened.creator, None)
+        made = filesystem.create(wanted, device, PidNamespace(mounter.PIDS_SEEN), opened.programs, None)
     with talk.bounded(locked_flags.STEP):
         made = opened.cell.lock(made, directory=True)
         opened.cell.close()

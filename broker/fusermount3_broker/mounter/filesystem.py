@@ -14,19 +14,19 @@ from fusermount3_broker.messages.mounter import MountPlan
 from fusermount3_broker.mounter import superblock_creator
 from fusermount3_broker.mounter.child_processes import Rescue, in_child
 from fusermount3_broker.mounter.namespaces import PidNamespace
-from fusermount3_broker.mounter.superblock_creator import Program
+from fusermount3_broker.mounter.programs import Programs
 
 #: fsconfig(2) takes strings of 255 bytes; mount(2) takes a page.
 LONGEST_STRING = 255
 
 
-def create(wanted: MountPlan, device: int, pids: PidNamespace, creator: Program, rescue: Rescue | None) -> int:
+def create(wanted: MountPlan, device: int, pids: PidNamespace, programs: Programs, rescue: Rescue | None) -> int:
     """Return the mount of a new FUSE filesystem that `device` serves, and whose FUSE program sees `pids`.
 
     Where it may see none, or would need mount(2) for a string that is too long, the filesystem is created in a new,
     empty pid namespace: then it sees no pids.
 
-    `creator` is the program `superblock_creator`. `rescue` is the way out if the kernel waits for the FUSE
+    `programs` are the mounter's. `rescue` is the way out if the kernel waits for the FUSE
     program, or None if it does not. Raises OSError.
     """
     by_mount = max(map(len, (wanted.source, wanted.subtype, wanted.max_read, wanted.block_size))) > LONGEST_STRING
@@ -41,7 +41,7 @@ def create(wanted: MountPlan, device: int, pids: PidNamespace, creator: Program,
     if pids.descriptor is None and not pids.hidden and not rescue:
         _create_superblock(context, commands)
     else:
-        superblock_creator.create(creator, context, device, pids.descriptor, commands, rescue)
+        superblock_creator.create(programs, context, device, pids.descriptor, commands, rescue)
     return syscalls.fsmount(context, syscalls.FSMOUNT_CLOEXEC, _attributes(wanted))
 
 

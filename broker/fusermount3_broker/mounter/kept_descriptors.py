@@ -4,7 +4,7 @@ import os
 from contextlib import suppress
 
 from fusermount3_broker.kernel import syscalls
-from fusermount3_broker.mounter import superblock_creator
+from fusermount3_broker.mounter import programs
 from fusermount3_broker.mounter.locked_flags import Cell
 
 _FUSE_DEVICE = os.makedev(10, 229)
@@ -18,8 +18,7 @@ class Descriptors:
         self.proc = detached(b"proc")
         self.fusectl = detached(b"fusectl")
         self.devices = _private_devices()
-        #: The program `superblock_creator`.
-        self.creator = superblock_creator.load(detached(b"tmpfs"))
+        self.programs = programs.load(detached(b"tmpfs"))
         #: The supervisor's pid, never accepted as a caller's.
         self.supervisor = os.getppid()
         #: Kubelet's directory, if there are volumes.

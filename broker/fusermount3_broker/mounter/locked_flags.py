@@ -33,8 +33,8 @@ from fusermount3_broker.mounter.front_connection import StepError
 #: namespace.
 STEP = "lock nosuid and nodev"
 FORBIDDEN = "lock nosuid and nodev, because the host allows no user namespaces"
-_NOT_LOCKED = syscalls.MOUNT_ATTR_RDONLY | syscalls.MOUNT_ATTR_NOEXEC
-_DIRECTORY, _FILE = b"directory", b"file"
+NOT_LOCKED = syscalls.MOUNT_ATTR_RDONLY | syscalls.MOUNT_ATTR_NOEXEC
+DIRECTORY, FILE = b"directory", b"file"
 #: Milliseconds in which the maker must answer.
 _PATIENCE = 5000
 
@@ -49,6 +49,11 @@ class Cell:
         self._proc = proc
         self._problem = problem
         self._open = [namespace] if namespace >= 0 else []
+
+    @property
+    def namespace(self) -> int | None:
+        """Its descriptor; None if there is none."""
+        return self._open[0] if self._open else None
 
     def check(self) -> None:
         """Raise StepError if the host allows no cells."""
@@ -65,8 +70,8 @@ class Cell:
         try:
             if not self._open:
                 raise OSError(self._problem or errno.EINVAL, "there is no cell, or it has been used")
-            syscalls.mount_setattr(mount, b"", syscalls.AT_EMPTY_PATH, 0, clear=_NOT_LOCKED)
-            clone = self._clone_from_a_copy(mount, _DIRECTORY if directory else _FILE)
+            syscalls.mount_setattr(mount, b"", syscalls.AT_EMPTY_PATH, 0, clear=NOT_LOCKED)
+            clone = self._clone_from_a_copy(mount, DIRECTORY if directory else FILE)
         finally:
             os.close(mount)
         try:
@@ -280,8 +285,8 @@ def _enter_emptiness(proc: int) -> None:
     attributes = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV | syscalls.MOUNT_ATTR_NOEXEC
     empty = syscalls.fsmount(context, syscalls.FSMOUNT_CLOEXEC, attributes)
     os.close(context)
-    os.mkdir(_DIRECTORY, 0o755, dir_fd=empty)
-    os.close(os.open(_FILE, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644, dir_fd=empty))
+    os.mkdir(DIRECTORY, 0o755, dir_fd=empty)
+    os.close(os.open(FILE, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644, dir_fd=empty))
     syscalls.mount_setattr(empty, b"", syscalls.AT_EMPTY_PATH, syscalls.MOUNT_ATTR_RDONLY)
     syscalls.move_mount(empty, b"", syscalls.AT_FDCWD, b"/", syscalls.MOVE_MOUNT_F_EMPTY_PATH)
     os.close(empty)

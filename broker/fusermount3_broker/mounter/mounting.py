@@ -186,7 +186,7 @@ def _create(talk: Conversation, caller: Caller, wanted: mounter.MountPlan, locke
     """Return a detached mount of a new filesystem, whose flags `locker` has locked. Raises StepError."""
     with talk.bounded("mount"):
         rescue = caller.rescue(talk) if wanted.sync_init else None
-        made = filesystem.create(wanted, caller.device, caller.pids, caller.creator, rescue)
+        made = filesystem.create(wanted, caller.device, caller.pids, caller.programs, rescue)
     with talk.bounded(locked_flags.STEP):
         locked = locker.lock(made, directory=stat.S_ISDIR(wanted.root_mode))
         filesystem.restrict(locked, wanted)
@@ -283,14 +283,15 @@ def _mount_facts(talk: Conversation, caller: Caller, mountpoint: int) -> mounter
         raise OSError(errno.EACCES, "another user's FUSE filesystem")
     caller.announce(talk, looked.device)
     status = os.fstat(mountpoint)
+    is_user = caller.uid != 0  # root may mount anywhere
     return mounter.MountFacts(
         uid=caller.uid,
         gid=caller.gid,
         root_mode=stat.S_IFMT(status.st_mode),
-        foreign_sticky=bool(status.st_mode & stat.S_ISVTX) and not _owns(caller, status.st_uid),
+        foreign_sticky=is_user and bool(status.st_mode & stat.S_ISVTX) and not _owns(caller, status.st_uid),
         filesystem=syscalls.fstatfs_type(mountpoint),
-        search_errno=_access(mountpoint, os.X_OK) if stat.S_ISDIR(status.st_mode) else 0,
-        access_errno=_access(mountpoint, os.W_OK),
+        search_errno=_access(mountpoint, os.X_OK) if is_user and stat.S_ISDIR(status.st_mode) else 0,
+        access_errno=_access(mountpoint, os.W_OK) if is_user else 0,
         mount_namespace=caller.mount_namespace,
     )
 

@@ -47,11 +47,18 @@ class _Child:
             os.close(self.conversation)
 
 
+#: Executes a program as a child, given the descriptors of the socket from which operations arrive and of the socket to
+#: the parent. Returns its pid; raises OSError.
+Execute = Callable[[int, int], int]
+
+
 class Pool:
     """The children for the operations that arrive on `control`: at most `most`, of which `ready` wait if possible."""
 
-    def __init__(self, control: socket.socket, ready: int, most: int) -> None:
+    def __init__(self, control: socket.socket, ready: int, most: int, execute: Execute | None = None) -> None:
+        """`execute` starts a child; by default, it is forked."""
         self.control = control
+        self.execute = execute
         self.spares: set[_Child] = set()
         self.busy: set[_Child] = set()
         self._ready = ready
@@ -108,7 +115,7 @@ class Parent:
                     return
                 self._note(descriptor)
             for pool in self._pools:
-                if self._wants_one(pool) and not (events and pool.spares) and not self._fork(pool):
+                if self._wants_one(pool) and not (events and pool.spares) and not self._start(pool):
                     time.sleep(_FORK_AGAIN)
 
     def _wants_one(self, pool: Pool) -> bool:
@@ -140,12 +147,12 @@ class Parent:
         pool.spares.discard(child)
         pool.busy.discard(child)
 
-    def _fork(self, pool: Pool) -> bool:
-        """Fork a child for the pool; return whether that succeeded."""
+    def _start(self, pool: Pool) -> bool:
+        """Start a child for the pool; return whether that succeeded."""
         with self._birth(pool), ExitStack() as opened:
             try:
                 ours, theirs = map(opened.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-                pid = os.fork()
+                pid = pool.execute(pool.control.fileno(), theirs.fileno()) if pool.execute else os.fork()
             except OSError:
                 return False
             opened.pop_all()

@@ -130,7 +130,7 @@ def _supervise(path: Path | None, mounter: Mounter, front: Front, plugin: Plugin
                 front.tell(plugin.started)
             if mounter.pauses.are_over:
                 mounter.restart(_pids(mounter, front, plugin))
-                front.tell(orders.MounterStarted(mounter.pid, mounter.restarts))
+                front.tell(mounter.started)
             if front.pauses.are_over:
                 with suppress(OSError):  # the next front reports the reason
                     _prepare_state(front.state_directory, write_log)

@@ -35,7 +35,7 @@ class Mounter:
 
     def __init__(self, kubelet: int | None = None, max_requests: int = Configuration.max_requests) -> None:
         """`kubelet` is a descriptor of kubelet's directory, if volumes are served."""
-        self._front_ends, self._own_ends = zip(*(restarts.pair() for _ in ("callers'", "own")), strict=True)
+        self._front_ends, self._own_ends = zip(*(restarts.pair() for _ in ("callers'", "own", "plain")), strict=True)
         self._kubelet = [] if kubelet is None else [kubelet]
         self._max_requests = max_requests
         self._process: subprocess.Popen[bytes] | None = None
@@ -43,16 +43,21 @@ class Mounter:
         self.restarts = 0
         #: Whether the host lets the mounter lock the flags of mounts.
         self.locks_flags = True
+        self._makes_plain_mounts = False
         self.pauses = Backoff(_LONGEST_PAUSE)
 
     @property
     def for_front(self) -> list[int]:
-        """The descriptors for the front: the two sockets to the mounter, and the roots of fusectl and of /proc."""
+        """The descriptors for the front: the three sockets to the mounter, and the roots of fusectl and of /proc."""
         return [*(each.fileno() for each in self._front_ends), *self._roots]
 
     @property
     def pid(self) -> int:
         return self._process.pid if self._process else 0
+
+    @property
+    def started(self) -> orders.MounterStarted:
+        return orders.MounterStarted(self.pid, self.restarts, self._makes_plain_mounts)
 
     @property
     def fusectl(self) -> int:
@@ -71,10 +76,11 @@ class Mounter:
                         "fusermount3_broker.mounter.daemon", *descriptors, arguments=arguments
                     )
                 ours.settimeout(_PATIENCE)
-                with suppress(OSError):
-                    said, roots, _, _ = socket.recv_fds(ours, 16, 2)
-                    if roots:
-                        self.locks_flags = said == b"ready"
+                with suppress(OSError, wire.ProtocolError):
+                    said, roots, _, _ = socket.recv_fds(ours, wire.MAX_MESSAGE, 2)
+                    ready = orders.load(said)
+                    if isinstance(ready, orders.MounterReady) and roots:
+                        self.locks_flags, self._makes_plain_mounts = ready
                         self._keep(roots)
                         self.pauses.forget()
                         return
@@ -148,7 +154,7 @@ class Front:
             self._tell_configuration()
             self._subordinate_ids = _contents_of(_SUBORDINATE_IDS)
             self._tell_files(orders.SubordinateIds(), *self._subordinate_ids)
-            self.tell(orders.MounterStarted(mounter.pid, mounter.restarts))
+            self.tell(mounter.started)
             if plugin and plugin.is_started:
                 self.tell(plugin.started)
             self._conversation.settimeout(_PATIENCE)

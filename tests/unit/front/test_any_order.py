@@ -197,6 +197,9 @@ class FakeChild:
         self.connections = [socket.socket(fileno=os.dup(each)) for each in connections]
         self.kernel = kernel
         self.request = self.take() if isinstance(start, mounter.StartMount | mounter.StartUnmount) else None
+        self.is_plain = isinstance(start, mounter.StartPlainMount)
+        if self.is_plain:
+            self.request = self.take(socket.MSG_PEEK)
         self.plan: MountPlan | None = None
         self.device: int | None = None
         self.unmounts: int | None = None
@@ -204,10 +207,11 @@ class FakeChild:
         self.finished = self.hung_up_on = self.dead = False
         self.heard: list[Record] = []
 
-    def take(self) -> wire.Request | None:
+    def take(self, how: int = 0) -> wire.Request | None:
         """Take a record of the caller, and close the descriptors that came with it; return the request that it is."""
+        how |= socket.MSG_DONTWAIT
         try:
-            data, descriptors, _, _ = socket.recv_fds(self.connections[0], wire.MAX_MESSAGE, 253, socket.MSG_DONTWAIT)
+            data, descriptors, _, _ = socket.recv_fds(self.connections[0], wire.MAX_MESSAGE, 253, how)
         except OSError:
             return None
         for each in descriptors:
@@ -267,12 +271,16 @@ class FakeChild:
                 if self.device is not None:
                     self.kernel.unmount(self.device)
                 self.say_last(mounter.HasLetGo())
+            case mounter.Ask() | MountPlan() if self.is_plain and facts.access_errno:
+                self.say_last(mounter.NotPlain())
             case mounter.Ask():
                 self.say(facts)
             case MountPlan() if not is_decided_on(said, facts):
                 self.say(facts)
             case MountPlan():
                 self.plan = said
+                if self.is_plain:
+                    self.take()
                 if said.sync_init:
                     self._hand_over()
                     self.say(mounter.HandedOver())
@@ -375,6 +383,7 @@ class FakeMounter:
         self.kernel = kernel
         self.children: list[FakeChild] = []
         self.down = False
+        self.makes_plain_mounts = True
 
     async def begin(self, start: Any, descriptors: list[int]) -> Operation:
         if self.down:

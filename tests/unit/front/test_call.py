@@ -112,6 +112,7 @@ class FakeMounter:
         self.dismissals: list[FakeChild] = []
         """Children that have a connection and no operation."""
         self.failure: Exception | None = None
+        self.makes_plain_mounts = False
         self.connection: socket.socket
         """The front's end of the connection that is served."""
 

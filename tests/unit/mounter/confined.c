@@ -62,7 +62,7 @@ static int are_equal(const char *one, const char *other)
 
 static _Noreturn void try(const struct attempt *one)
 {
-    static const char *const commands[] = {"6", NULL};
+    static const long commands[] = {CMD_CREATE, 0};
     const long *a = one->arguments;
 
     if (one > attempts)

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fusermount3_broker.mounter import superblock_creator
+from fusermount3_broker.mounter import programs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
 ROOT = Path(__file__).parents[3]
-PROGRAM = Path(superblock_creator.FILE)
-SCRIPT = ROOT / "packaging/superblock_creator.py"
+PROGRAM = Path(programs.file_of(programs.SUPERBLOCK_CREATOR))
+SCRIPT = ROOT / "packaging/mounter_programs.py"
 #: What `confined.c` tries that a confined process may do, and the errno with which it ends.
 POSSIBLE = {
     "create a filesystem": EBADF,
@@ -32,7 +32,7 @@ FREE = "be unconfined"
 
 
 def _load_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("build_of_superblock_creator", SCRIPT)
+    spec = importlib.util.spec_from_file_location("mounter_programs", SCRIPT)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -46,7 +46,7 @@ build = _load_script()
 def confined(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The program that confines itself with the source of `superblock_creator`, compiled."""
     program = tmp_path_factory.mktemp("confined") / "confined"
-    flags = [*build.COMPILE_FLAGS, "-Wno-unused-function", *build.LINK_FLAGS, f"-I{PROGRAM.parent}"]
+    flags = [*build.FREESTANDING, "-Wno-unused-function", f"-I{PROGRAM.parent}"]
     subprocess.run(["cc", *flags, Path(__file__).with_name("confined.c"), "-o", program], check=True)
     return program
 
@@ -88,7 +88,8 @@ def test_whatever_its_arguments_are_it_ends_with_an_errno() -> None:
         assert (ended.stdout, ended.stderr) == (b"", b"")
 
 
-def test_it_is_built_of_the_sources_that_are_here(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "broker")}
-    subprocess.run([sys.executable, SCRIPT, "--output", tmp_path / "again"], env=environment, check=True)
-    assert (tmp_path / "again").read_bytes() == PROGRAM.read_bytes()
+def test_the_programs_are_built_of_the_sources_that_are_here(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'broker'}"}
+    subprocess.run([sys.executable, SCRIPT, "--output", tmp_path], env=environment, check=True)
+    for name in build.PROGRAMS:
+        assert (tmp_path / name).read_bytes() == PROGRAM.with_name(name).read_bytes()

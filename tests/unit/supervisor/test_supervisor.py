@@ -43,7 +43,7 @@ class FakeProcess:
         elif fails:
             self.die(3)
         else:
-            socket.send_fds(self.sockets[2], [b"ready"], [0, 1])
+            socket.send_fds(self.sockets[3], [orders.dump(orders.MounterReady(True, True))], [0, 1])
 
     def heard(self) -> list[tuple[orders.Order, int, bytes]]:
         """Return the orders to a front, each with its number of descriptors and the content of its first file."""
@@ -160,10 +160,10 @@ def scene(tmp_path: Path, started: Started, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_front_begins_with_all_that_it_works_with(scene: Scene, tmp_path: Path) -> None:
     scene.start("mount_max = 7")
     assert scene.heard() == [
-        (orders.Begin(bytes(tmp_path / "state"), metrics=False, volumes=False), 5, b""),
+        (orders.Begin(bytes(tmp_path / "state"), metrics=False, volumes=False), 6, b""),
         (orders.Configuration(bytes(scene.file)), 1, b"mount_max = 7"),
         (orders.SubordinateIds(), 2, b"user:100000:65536\n"),
-        (orders.MounterStarted(4711, 0), 0, b""),
+        (orders.MounterStarted(4711, 0, True), 0, b""),
     ]
 
 
@@ -184,7 +184,7 @@ def test_a_front_that_has_ended_is_replaced_by_one_that_knows_as_much(scene: Sce
     assert scene.front.ended() == -9
     scene.front.start(scene.mounter)
     assert scene.front.ended() is None
-    assert scene.heard() == [*known[:-1], (orders.MounterStarted(4711, 1), 0, b"")]
+    assert scene.heard() == [*known[:-1], (orders.MounterStarted(4711, 1, True), 0, b"")]
 
 
 def test_a_mounter_that_has_ended_is_replaced_and_the_conversation_goes_on(scene: Scene) -> None:
@@ -202,7 +202,7 @@ def test_who_comes_next_is_told_of_the_children_that_have_not_ended(scene: Scene
     scene.started[0].die()
     scene.left = scene.mounter.for_front[:2]
     scene.mounter.restart()
-    assert len(scene.started[-1].sockets) == 3 + 2
+    assert len(scene.started[-1].sockets) == 4 + 2
     assert scene.started[-1].arguments == ["64", "0"]
     scene.front.restart(scene.mounter)
     assert scene.heard()[-1] == (orders.ChildrenLeft(), 2, b"")
@@ -368,7 +368,7 @@ def test_a_front_that_fails_at_once_is_heard_although_it_has_not_listened(scene:
     scene.heard()
     process = scene.started[-1].sockets[0]
     process.send(b"why")
-    scene.front.tell(orders.MounterStarted(1, 1))
+    scene.front.tell(orders.MounterStarted(1, 1, True))
     scene.started[-1].die()  # with an order unread: the kernel reports that first
     assert scene.front._conversation
     assert scene.front._first_word(scene.front._conversation) == b"why"

@@ -1,0 +1,230 @@
+/*
+ * conversation.h - the conversation of plain_mount with the front, in records of text fields (messages/records.py), and
+ * how it ends. The functions do as those of front_connection.py and mounter/daemon.py that they name.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define SIZE(array) (sizeof(array) / sizeof *(array))
+
+enum { NONE = -1 };
+
+struct record {
+    char bytes[MAX_MESSAGE];
+    size_t size;
+};
+
+/* What is open for the operation. */
+static struct {
+    int conversation, connection;
+    /* The mountpoint; the mount until it is attached; the cell and its copy, which hold that mount, too. */
+    int pinned, made, cell, copy_of_cell;
+} opened = {NONE, NONE, NONE, NONE, NONE, NONE};
+
+/* The time of a step. */
+static unsigned seconds;
+
+/* What this process says -------------------------------------------------------------------------------------- */
+
+static void put(struct record *record, const char *name, const char *value)
+{
+    size_t room = sizeof record->bytes - record->size;
+    int size = snprintf(record->bytes + record->size, room, "%s=%s", name, value);
+
+    if (size < 0 || (size_t)size >= room)
+        _exit(0);
+    record->size += (size_t)size + 1;
+}
+
+static void put_number(struct record *record, const char *name, uint64_t value)
+{
+    char text[24];
+
+    snprintf(text, sizeof text, "%" PRIu64, value);
+    put(record, name, text);
+}
+
+static void begin(struct record *record, const char *kind)
+{
+    record->size = 0;
+    put(record, "kind", kind);
+}
+
+/* Conversation.say(); false if the front has hung up. */
+static bool say(const struct record *record)
+{
+    return send(opened.conversation, record->bytes, record->size, MSG_NOSIGNAL) >= 0;
+}
+
+static bool say_word(const char *kind)
+{
+    struct record record;
+
+    begin(&record, kind);
+    return say(&record);
+}
+
+/* What it hears ----------------------------------------------------------------------------------------------- */
+
+/* Returns the value of the field at `*at`, and moves on; NULL if it has another name. */
+static const char *next_value(const char **at, const char *end, const char *name)
+{
+    const char *nul = memchr(*at, '\0', (size_t)(end - *at)), *value = *at + strlen(name) + 1;
+
+    if (nul == NULL || strncmp(*at, name, strlen(name)) != 0 || value[-1] != '=')
+        return NULL;
+    *at = nul + 1;
+    return value;
+}
+
+/* Points `values` to the fields of a record, which must be of this kind and have exactly these names in this order. */
+static bool parse(const struct record *record, const char *kind, const char *const names[], size_t count,
+                  const char *values[])
+{
+    const char *at = record->bytes, *end = at + record->size, *found = next_value(&at, end, "kind");
+
+    if (found == NULL || strcmp(found, kind) != 0)
+        return false;
+    for (size_t i = 0; i < count; i++)
+        if ((values[i] = next_value(&at, end, names[i])) == NULL)
+            return false;
+    return at == end;
+}
+
+static bool is_word(const struct record *record, const char *kind)
+{
+    return parse(record, kind, NULL, 0, NULL);
+}
+
+static bool is_set(const char *value)
+{
+    return strcmp(value, "1") == 0;
+}
+
+/* Returns a number of up to six digits; ends the process if there is another text. */
+static unsigned number_of(const char *text)
+{
+    if (*text == '\0' || strlen(text) > 6 || text[strspn(text, "0123456789")] != '\0')
+        _exit(0);
+    return (unsigned)atoi(text);
+}
+
+/* How the operation ends -------------------------------------------------------------------------------------- */
+
+/* Conversation.bounded(): a step that takes too long ends the process. */
+static void bound(void)
+{
+    alarm(seconds);
+}
+
+static void unbound(void)
+{
+    alarm(0);
+}
+
+static void close_if_open(int *descriptor)
+{
+    if (*descriptor >= 0)
+        close(*descriptor);
+    *descriptor = NONE;
+}
+
+/* mounting._closed_on_failure() and Caller.let_go(): what is not attached ends here. */
+static void let_go(void)
+{
+    bound();
+    close_if_open(&opened.made);
+    close_if_open(&opened.copy_of_cell);
+    close_if_open(&opened.cell);
+    close_if_open(&opened.pinned);
+    unbound();
+}
+
+/* Conversation.wait_for_end() */
+static void wait_for_front(void)
+{
+    char byte;
+
+    while (recv(opened.conversation, &byte, sizeof byte, 0) > 0)
+        ;
+}
+
+/* daemon._drain() */
+static void drain(void)
+{
+    const int yes = 1;
+    char byte;
+    struct iovec vector = {.iov_base = &byte, .iov_len = sizeof byte};
+    struct msghdr message = {.msg_iov = &vector, .msg_iovlen = 1};
+
+    bound();
+    setsockopt(opened.connection, SOL_SOCKET, SO_PASSCRED, &yes, sizeof yes);
+    for (int i = 0; i < MOST_QUEUED; i++) {
+        ssize_t size = recvmsg(opened.connection, &message, MSG_DONTWAIT);
+        if (size < 0 || (size == 0 && (message.msg_flags & MSG_CTRUNC) == 0))
+            return;
+    }
+}
+
+/* daemon._conversation(), after the last record. */
+static _Noreturn void finish(void)
+{
+    wait_for_front();
+    drain();
+    _exit(0);
+}
+
+static _Noreturn void hang_up(void)
+{
+    let_go();
+    finish();
+}
+
+/* Leaves the request in the connection, for another child. */
+static _Noreturn void leave_to_python(void)
+{
+    let_go();
+    say_word("NotPlain");
+    wait_for_front();
+    _exit(0);
+}
+
+static _Noreturn void fail_with(int error, const char *step)
+{
+    struct record record;
+
+    let_go();
+    begin(&record, "Failed");
+    put_number(&record, "errno", (uint64_t)error);
+    put(&record, "step", step);
+    say(&record);
+    finish();
+}
+
+/* Ends the operation unless `is_done`; errno says why. */
+static void check(bool is_done, const char *step)
+{
+    if (!is_done)
+        fail_with(errno, step);
+}
+
+/* Conversation.hear() */
+static void hear(struct record *record)
+{
+    ssize_t size = recv(opened.conversation, record->bytes, sizeof record->bytes, MSG_TRUNC);
+
+    if (size <= 0 || (size_t)size > sizeof record->bytes)
+        hang_up();
+    record->size = (size_t)size;
+    if (is_word(record, "LetGo")) {
+        let_go();
+        say_word("HasLetGo");
+        finish();
+    }
+}

@@ -1,0 +1,147 @@
+"""Builds the programs that the broker's mounter executes: superblock_creator and plain_mount, see their sources.
+
+    PYTHONPATH=.:broker /usr/bin/python3 packaging/mounter_programs.py --output DIRECTORY
+
+`CC` in the environment names the compiler, also that for another architecture. The same compiler gives the same bytes
+in any directory.
+
+What plain_mount repeats of the modules is in a header that is generated from them (`header`).
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from fusermount3_broker.kernel import syscalls
+from fusermount3_broker.messages import mounter, process_names
+from fusermount3_broker.mounter import daemon, filesystem, invariants, locked_flags, plain_mount, programs
+from fusermount3_proxy import wire
+
+SOURCES = Path(programs.__file__).parent
+COMMON = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fno-pie"]
+COMMON += [f"-DCMD_CREATE={syscalls.FSCONFIG_CMD_CREATE}", f"-DCMD_CREATE_EXCL={syscalls.FSCONFIG_CMD_CREATE_EXCL}"]
+# No build id: two builds can be compared byte by byte.
+COMMON += ["-static", "-no-pie", "-s", "-Wl,--build-id=none"]
+#: Flags for a program that has no libc and no data that is written, so that there is nothing for the usual hardening to
+#: protect, and one segment, which nothing may write.
+FREESTANDING = [*COMMON, "-Os", "-ffreestanding", "-fno-stack-protector", "-fno-asynchronous-unwind-tables"]
+FREESTANDING += ["-nostdlib", "-Wl,-z,noseparate-code"]
+HARDENED = [
+    *COMMON,
+    "-O2",
+    "-fstack-protector-strong",
+    "-U_FORTIFY_SOURCE",
+    "-D_FORTIFY_SOURCE=2",
+    "-Wl,-z,relro,-z,now",
+]
+#: The programs, and the compiler's flags for each.
+PROGRAMS = {programs.SUPERBLOCK_CREATOR: FREESTANDING, programs.PLAIN_MOUNT: HARDENED}
+#: The constants of the kernel that plain_mount uses: the headers of the machine that builds it may lack them.
+CONSTANTS = (
+    *("AT_EACCESS", "AT_EMPTY_PATH", "AT_HANDLE_FID", "AT_HANDLE_MNT_ID_UNIQUE", "AT_STATX_DONT_SYNC"),
+    *("FSCONFIG_SET_FLAG", "FSCONFIG_SET_STRING", "FSMOUNT_CLOEXEC", "FSOPEN_CLOEXEC", "MNT_DETACH"),
+    *("MOUNT_ATTR_NOATIME", "MOUNT_ATTR_NODEV", "MOUNT_ATTR_NODIRATIME", "MOUNT_ATTR_NOEXEC", "MOUNT_ATTR_NOSUID"),
+    *("MOUNT_ATTR_NOSYMFOLLOW", "MOUNT_ATTR_RDONLY", "MOUNT_ATTR_STRICTATIME", "MOVE_MOUNT_F_EMPTY_PATH"),
+    *("MOVE_MOUNT_T_EMPTY_PATH", "NS_GET_USERNS", "OPEN_TREE_CLONE", "SO_PEERGROUPS", "SO_PEERPIDFD"),
+    *("STATMOUNT_FS_TYPE", "STATMOUNT_MNT_BASIC", "STATMOUNT_MNT_OPTS", "STATMOUNT_MNT_POINT"),
+    *("STATX_ATTR_MOUNT_ROOT", "SYS_LISTMOUNT", "SYS_STATMOUNT"),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--output", type=Path, default=SOURCES, help="where to write the executables (%(default)s)")
+    output: Path = parser.parse_args().output
+    output.mkdir(parents=True, exist_ok=True)
+    compiler = os.environ.get("CC", "cc").split()
+    with tempfile.TemporaryDirectory() as generated:
+        Path(generated, "definitions.h").write_text(definitions())
+        for name, flags in PROGRAMS.items():
+            program = output / name
+            # Built aside, so that the final name is always that of a whole executable.
+            unfinished = program.with_suffix(".unfinished")
+            command = [*compiler, *flags, f"-I{generated}", str(SOURCES / f"{name}.c"), "-o", str(unfinished)]
+            if subprocess.run(command, check=False).returncode != 0:
+                sys.exit(f"mounter_programs.py: {program}: not built, see the compiler's messages above")
+            unfinished.replace(program)
+
+
+def definitions() -> str:
+    """Return a header with what plain_mount repeats of the modules."""
+    facts = [_field(name) for name in mounter.MountFacts._fields]
+    decided = [name for name in mounter.MountFacts._fields if name in mounter.MountPlan._fields]
+    start = [_field(name) for name in mounter.StartPlainMount._fields]
+    assert list(mounter.MountPlan._fields[: len(decided)]) == decided == list(mounter.MountFacts._fields[:-1])
+    lines = [
+        *(_constant(name) for name in CONSTANTS),
+        *(f"#define {name} {number}" for name, number in _numbers().items()),
+        *(f"#define {name} {_quoted(text)}" for name, text in _texts().items()),
+        _enumeration("FACT", mounter.MountFacts._fields),
+        _enumeration("PLAN", mounter.MountPlan._fields),
+        f"#define START_FIELDS {_list(start)}",
+        f"#define FACT_FIELDS {_list(facts)}",
+        f"#define PLAN_FIELDS {_list(map(_field, mounter.MountPlan._fields))}",
+        f"#define KERNEL_FILESYSTEMS {', '.join(map(str, invariants.KERNEL_FILESYSTEMS.values()))}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _numbers() -> dict[str, int]:
+    return {
+        "CAPABILITIES": sum(1 << each for each in plain_mount.CAPABILITIES),
+        "DECIDED_FACTS": len(mounter.MountFacts._fields) - 1,
+        "LONGEST_STRING": filesystem.LONGEST_STRING,
+        "MAX_MESSAGE": wire.MAX_MESSAGE,
+        "MOST_QUEUED": daemon.MOST_QUEUED,
+        "NOT_LOCKED": locked_flags.NOT_LOCKED,
+        "PIDS_FOREIGN": mounter.PIDS_FOREIGN,
+        "PIDS_SEEN": mounter.PIDS_SEEN,
+        "PIDS_TRACED": mounter.PIDS_TRACED,
+        "SIZE_OF_STATMOUNT": syscalls.SIZE_OF_STATMOUNT,
+        "NO_CELL": plain_mount.NO_CELL,
+    }
+
+
+def _texts() -> dict[str, bytes]:
+    return {
+        "BUSY_NAME": process_names.BUSY,
+        "CELL_DIRECTORY": locked_flags.DIRECTORY,
+        "CELL_FILE": locked_flags.FILE,
+        "COMMIT": b"operation=%b" % wire.CommitRequest.OPERATION.encode(),
+        "LOCK_STEP": locked_flags.STEP.encode(),
+        "REPLY_PROTOCOL": b"%d" % wire.NEWEST,
+        "START_KIND": mounter.StartPlainMount.__name__.encode(),
+    }
+
+
+def _constant(name: str) -> str:
+    """Define a constant of the kernel, and compare it with that of the system's headers, if they have it."""
+    value = getattr(syscalls, name)
+    return (
+        f"#ifndef {name}\n#define {name} {value}\n#endif\n_Static_assert({name} == {value}, {_quoted(name.encode())});"
+    )
+
+
+def _field(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _enumeration(prefix: str, names: Collection[str]) -> str:
+    return f"enum {{ {', '.join(f'{prefix}_{name.upper()}' for name in names)}, {prefix}S }};"
+
+
+def _list(texts: Iterable[str]) -> str:
+    return ", ".join(_quoted(each.encode()) for each in texts)
+
+
+def _quoted(text: bytes) -> str:
+    assert text.decode().isprintable() and not set(text) & set(b'"\\')
+    return f'"{text.decode()}"'
+
+
+if __name__ == "__main__":
+    main()
