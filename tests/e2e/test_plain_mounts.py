@@ -17,11 +17,12 @@ import pytest
 
 from fusermount3_broker.kernel import syscalls
 from fusermount3_broker.messages import mounter
-from fusermount3_broker.mounter import filesystem
+from fusermount3_broker.mounter import filesystem, programs
 from tests.e2e.conftest import let_users_in, wait_until
-from tests.e2e.hostile import fuse_mounts, in_private_namespace
+from tests.e2e.hostile import COMMIT, O_PATH, Client, fuse_mounts, in_private_namespace, mount_request
 from tests.e2e.owned_front import Conversation, OwnedFront, a_plan, caller, facts_of, playing_the_front
 from tests.e2e.test_owned_front import NOT_THE_USERS
+from tests.lab.broker import Broker
 from tests.lab.commands import run
 from tests.lab.kernel import needs_kernel
 
@@ -177,6 +178,7 @@ def test_on_a_fuse_filesystem_python_decides(place: Path) -> None:
         {"warnings": b"one\ntwo"},
         {"source": b"s" * (filesystem.LONGEST_STRING + 1)},
         {"subtype": b"s" * (filesystem.LONGEST_STRING + 1)},
+        {"request_id": b"i" * (filesystem.LONGEST_STRING + 1)},
     ],
     ids=lambda unusual: next(iter(unusual)),
 )
@@ -287,7 +289,7 @@ def test_whatever_comes_in_place_of_a_start_record_ends_one_child_and_no_more(pl
     def body() -> None:
         with playing_the_front() as front, caller(place, USER) as who:
             null = os.open("/dev/null", os.O_RDONLY)
-            for record, count in itertools.product(records, (0, 1, 3)):
+            for record, count in itertools.product(records, (0, 1, 3, 4, 200)):
                 front.send_to_plain(record, [null] * count)
             conversation = front.begin(PLAIN, *who)
             until_mounted(conversation)
@@ -315,5 +317,25 @@ def test_whatever_comes_in_place_of_a_plan_is_none(place: Path) -> None:
                     conversation.say_bytes(forgery)
                     assert isinstance(conversation.hear(), mounter.MountFacts), forgery
             assert fuse_mounts() == []
+
+    in_private_namespace(body)
+
+
+@pytest.mark.parametrize("broken", [b"no program", b"#!/bin/false\n"], ids=["no program", "a program that fails"])
+def test_where_the_program_does_not_run_python_mounts(broken: bytes, place: Path, tmp_path: Path) -> None:
+    """A host's policy may forbid to execute it."""
+    (tmp_path / "broken").write_bytes(broken)
+    (tmp_path / "broken").chmod(0o755)
+
+    def body() -> None:
+        run(["mount", "--bind", tmp_path / "broken", programs.file_of(programs.PLAIN_MOUNT)])
+        with Broker() as broker, Client(broker) as client:
+            client.send(mount_request(place), os.open(place, O_PATH))
+            assert (reply := client.reply()) is not None
+            assert reply.errno == 0, reply.text
+            client.send(COMMIT)
+            assert client.reply() is None
+            assert len(fuse_mounts()) == 1
+            syscalls.umount2(bytes(place), syscalls.MNT_DETACH)
 
     in_private_namespace(body)

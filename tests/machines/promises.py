@@ -42,6 +42,11 @@ PROMISES: dict[str, tuple[str, ...]] = {
         "tests/e2e/test_isolation.py::test_two_containers_mount_at_the_same_path_and_each_sees_its_own",
         "tests/e2e/test_isolation.py::test_a_mount_ends_with_its_container",
     ),
+    "a mount without the interpreter is as any other": (
+        "tests/e2e/test_plain_mounts.py::test_both_mount_on_a_file",
+        "tests/e2e/test_plain_mounts.py::test_where_not_any_user_may_mount_python_decides",
+        "tests/e2e/test_plain_mounts.py::test_a_front_that_hangs_up_leaves_nothing",
+    ),
     "auto_unmount": (
         "tests/e2e/test_auto_unmount.py::test_what_a_killed_program_leaves_is_unmounted_although_nobody_else_may_enter_it",
         "tests/e2e/test_auto_unmount.py::test_a_mount_that_somebody_still_holds_is_left_until_it_is_dead",

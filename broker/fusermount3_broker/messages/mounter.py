@@ -7,6 +7,7 @@ for it. The complete list of records, in order:
                child: Made      front: Attach
                child: Mounted   front: Keep   child: Kept
                             or  front: Undo   child: RolledBack
+    plain      as above, or before Made:  child: NotPlain
     sync_init  as above, and before Made:  child: HandedOver   front: Proceed
     unmount    child: UnmountFacts   front: UnmountPlan   child: Unmounted   front: Told
     reap       child: Asked, for each filesystem in turn   child: Reaped

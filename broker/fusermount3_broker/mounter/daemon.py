@@ -5,7 +5,8 @@ start record with its descriptors from the front, holds one conversation (`messa
 ends. It joins the caller's namespaces and takes the caller's identity from the kernel; it reports to the front what it
 found; it does what the front decided, or nothing. Children are forked before they are needed because a process is slow
 after fork(2): its first access to each page is a fault. So they also rehearse, and a child whose operation may take two
-processes (`volume_helper`) forks the second in advance.
+processes (`volume_helper`) forks the second in advance. Others are no forks: they execute a program that makes plain
+mounts (`plain_mount`).
 
 Every step that could block for ever, such as the lookup of a path on a hung filesystem, is bounded by an alarm whose
 signal kills the child. From the moment a mount is attached until the front says `Keep`, only a rollback sets an alarm.

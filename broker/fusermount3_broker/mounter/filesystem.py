@@ -26,8 +26,8 @@ def create(wanted: MountPlan, device: int, pids: PidNamespace, programs: Program
     Where it may see none, or would need mount(2) for a string that is too long, the filesystem is created in a new,
     empty pid namespace: then it sees no pids.
 
-    `programs` are the mounter's. `rescue` is the way out if the kernel waits for the FUSE
-    program, or None if it does not. Raises OSError.
+    `programs` are the mounter's. `rescue` is the way out if the kernel waits for the FUSE program, or None if it does
+    not. Raises OSError.
     """
     by_mount = max(map(len, (wanted.source, wanted.subtype, wanted.max_read, wanted.block_size))) > LONGEST_STRING
     if pids.hidden or (by_mount and pids.descriptor is not None):

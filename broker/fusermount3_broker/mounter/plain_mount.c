@@ -399,7 +399,8 @@ static void agree(const uint64_t facts[FACTS])
         if (!is_decided_on(&heard, facts))
             fail_with(EPERM, CHECK_PLAN);
     }
-    const char *const texts[] = {plan[PLAN_SOURCE], plan[PLAN_SUBTYPE], plan[PLAN_MAX_READ], plan[PLAN_BLOCK_SIZE]};
+    const char *const texts[] = {plan[PLAN_SOURCE], plan[PLAN_SUBTYPE], plan[PLAN_MAX_READ], plan[PLAN_BLOCK_SIZE],
+                                 plan[PLAN_REQUEST_ID]};
     for (size_t i = 0; i < SIZE(texts); i++)
         if (strlen(texts[i]) > LONGEST_STRING)
             leave_to_python();
@@ -597,12 +598,10 @@ static void detach(uint64_t below, uint64_t id)
     unbound();
 }
 
-/* mounting._attach() */
+/* mounting._attach(), without an alarm: from now on, the end of this process would leave the mount there. */
 static void attach(uint64_t below, uint64_t id)
 {
-    bound();
     check(attach_to(opened.pinned, below, opened.made, id), MOUNT);
-    unbound();
     if (caller.pid_namespace >= 0 && !is_as_planned(id)) {
         detach(below, id);
         fail_with(EPERM, CHECK_PLAN);

@@ -1,4 +1,4 @@
-"""Pools of the mounter's children: the parent forks them, counts them and limits their number.
+"""Pools of the mounter's children: the parent starts them, counts them and limits their number.
 
 A few children wait for an operation, the others carry one out. A child counts until the kernel has ended it: closing a
 descriptor that a caller sent may block for as long as a FUSE program chooses, and no signal interrupts that. So the

@@ -36,8 +36,10 @@ from fusermount3_broker.messages.mounter import (
     Mounted,
     MountFacts,
     MountPlan,
+    NotPlain,
     Proceed,
     RolledBack,
+    StartPlainMount,
     UnmountFacts,
     UnmountPlan,
 )
@@ -45,7 +47,7 @@ from fusermount3_broker.service import log
 from fusermount3_broker.service.channel import Channel, HungUp
 from fusermount3_broker.service.configuration import FILESYSTEMS, Configuration, Deadlines, Limits
 from fusermount3_proxy import wire
-from fusermount3_proxy.wire import CommitRequest, MountRequest, ProceedRequest, Reply, UnmountRequest
+from fusermount3_proxy.wire import CommitRequest, MountRequest, ProceedRequest, Reply, UnmountRequest, VolumeRequest
 from tests.unit.fakes import FakeFusectl, all_descriptors, full_disk, open_descriptors
 
 NAMESPACE = 7
@@ -122,6 +124,8 @@ class FakeMounter:
         os.fstat(pidfd)
         operation, child = self._begin(start.seconds)
         self.children.append(child)
+        if isinstance(start, StartPlainMount):  # which leaves the request to another child if it does not mount
+            return Operation(operation._channel.give_away(), start.seconds)
         child.request = child.take()
         return operation
 
@@ -286,6 +290,46 @@ def test_a_mount_that_is_committed_is_kept(scene: Scene) -> None:
     assert scene.last_record["message"] == "mount mounted"
     assert scene.last_record["request_id"] == mount.request_id
     assert scene.front.requests == {"mount mounted": 1}
+
+
+def test_a_mount_that_is_not_plain_is_begun_again_with_another_child(scene: Scene) -> None:
+    scene.mounter.makes_plain_mounts = True
+    begun: list[mounter.Record] = []
+
+    async def act() -> None:
+        scene.request(MountRequest(b"/mnt", b"fsname=s"))
+        begun.append(await scene.child_hears())
+        plain = scene.mounter.children.pop()
+        plain.send(mounter.dump(NotPlain()))
+        with pytest.raises(HungUp):
+            await plain.receive()
+        plain.end()
+        assert (await scene.child_begins()).request[1] == 1, "the child has received the descriptor"
+        begun.append(await scene.agree())
+        await scene.mounted()
+        scene.request(CommitRequest())
+        await scene.child_keeps()
+        assert scene.front.slots.in_use == 1
+
+    scene.play(act)
+    assert [type(each) for each in begun] == [mounter.Ask, MountPlan]
+    assert len(scene.registry) == 1
+    assert scene.front.requests == {"mount mounted": 1}
+
+
+@pytest.mark.parametrize("request_", [MountRequest(b"/mnt", b"", True), VolumeRequest()], ids=["sync_init", "volume"])
+def test_what_cannot_be_plain_is_not_tried(scene: Scene, request_: wire.Request) -> None:
+    scene.mounter.makes_plain_mounts = True
+
+    async def act() -> None:
+        scene.request(request_)
+        if isinstance(request_, MountRequest):
+            child = await scene.child_begins()
+            assert child.request[1] == 1, "the child has taken it at once"
+            scene.child_says(Failed(errno.EPERM, b"join"))
+        assert (await scene.answer()).errno != 0
+
+    scene.play(act)
 
 
 def test_a_mount_is_written_down_before_it_is_attached(scene: Scene) -> None:
