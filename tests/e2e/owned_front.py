@@ -19,7 +19,7 @@ from tests.e2e.hostile import O_PATH, mount_request
 from tests.lab.forked import ending_afterwards
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 PATIENCE = 20
 
@@ -124,11 +124,11 @@ def playing_the_front(kubelet: Path | None = None) -> Iterator[OwnedFront]:
 
 
 @contextlib.contextmanager
-def caller(pinned: Path, uid: int, *, namespace: bool = False) -> Iterator[tuple[int, int]]:
+def caller(pinned: Path, uid: int, *, namespace: bool = False, groups: Sequence[int] = ()) -> Iterator[tuple[int, int]]:
     """Run a process of user `uid` that has connected and sent a descriptor of `pinned`; yield the connection and
     the pidfd of the process.
 
-    With `namespace` it has its own mount namespace.
+    With `namespace` it has its own mount namespace. `groups` are its supplementary groups.
     """
     address = f"\0fusermount3-broker-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
@@ -136,7 +136,7 @@ def caller(pinned: Path, uid: int, *, namespace: bool = False) -> Iterator[tuple
         listener.listen()
         if (child := os.fork()) == 0:
             with ending_afterwards():
-                _call(address, pinned, uid, namespace)
+                _call(address, pinned, uid, namespace, groups)
         try:
             listener.settimeout(PATIENCE)
             connection, _ = listener.accept()
@@ -151,12 +151,12 @@ def caller(pinned: Path, uid: int, *, namespace: bool = False) -> Iterator[tuple
             os.waitpid(child, 0)
 
 
-def _call(address: str, pinned: Path, uid: int, namespace: bool) -> None:
+def _call(address: str, pinned: Path, uid: int, namespace: bool, groups: Sequence[int]) -> None:
     if namespace:
         syscalls.unshare(syscalls.CLONE_NEWNS)
         syscalls.mount(None, b"/", None, syscalls.MS_REC | syscalls.MS_PRIVATE, None)
     descriptor = os.open(pinned, O_PATH)
-    os.setgroups([])
+    os.setgroups(groups)
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -17,7 +17,7 @@ import pytest
 
 from fusermount3_broker.kernel import syscalls
 from fusermount3_broker.messages import mounter
-from fusermount3_broker.mounter import filesystem, programs
+from fusermount3_broker.mounter import filesystem, fuse_connections, programs
 from tests.e2e.conftest import let_users_in, wait_until
 from tests.e2e.hostile import COMMIT, O_PATH, Client, fuse_mounts, in_private_namespace, mount_request
 from tests.e2e.owned_front import Conversation, OwnedFront, a_plan, caller, facts_of, playing_the_front
@@ -38,6 +38,8 @@ USER = 1000
 SECONDS = 2
 STARTS = mounter.StartMount(SECONDS, SECONDS), mounter.StartPlainMount(SECONDS, SECONDS)
 PLAIN = STARTS[1]
+#: The longest of `quantities.Seconds`.
+LONGEST = 1_000_000
 REFUSED = mounter.Failed(EPERM, b"check the plan")
 FLAGS = [name for name, kind in mounter.MountPlan.__annotations__.items() if kind is bool]
 FLAGS = [name for name in FLAGS if name not in ("foreign_sticky", "sync_init")]
@@ -171,6 +173,26 @@ def test_on_a_fuse_filesystem_python_decides(place: Path) -> None:
     in_private_namespace(body)
 
 
+def test_a_caller_with_very_many_groups_is_left_to_python(place: Path) -> None:
+    """Its capabilities come after its groups in /proc/PID/status."""
+
+    def body() -> None:
+        with playing_the_front() as front, caller(place, USER, groups=range(100_000, 103_000)) as who:
+            assert front.begin(PLAIN, *who).hear() == mounter.NotPlain()
+
+    in_private_namespace(body)
+
+
+def test_the_longest_deadlines_are_understood(place: Path) -> None:
+    def body() -> None:
+        with playing_the_front() as front, caller(place, USER) as who:
+            assert isinstance(
+                facts_of(front.begin(mounter.StartPlainMount(LONGEST, LONGEST), *who)), mounter.MountFacts
+            )
+
+    in_private_namespace(body)
+
+
 @pytest.mark.parametrize(
     "unusual",
     [
@@ -258,12 +280,19 @@ def test_a_caller_that_is_refused_gets_no_mount(until: Callable[[Conversation], 
             conversation.say(mounter.LetGo())
             assert conversation.hear() == mounter.HasLetGo()
             assert fuse_mounts() == []
+            proc = os.open("/proc", os.O_PATH)
+            assert fuse_connections.descriptors_in_flight(proc, who[0]) == 0, "the mountpoint is still pinned"
 
     in_private_namespace(body)
 
 
+@pytest.mark.parametrize("depth", [0, 18])
 @pytest.mark.parametrize("start", STARTS, ids=lambda start: type(start).__name__)
-def test_what_is_covered_is_not_unmounted(start: mounter.Record, place: Path) -> None:
+def test_what_is_covered_is_not_unmounted(start: mounter.Record, depth: int, place: Path) -> None:
+    """Deep down, too, where the paths of mounts are longer than what there is room for at first."""
+    place = place.joinpath(*["d" * 200] * depth)
+    place.mkdir(parents=True, exist_ok=True)
+
     def body() -> None:
         with playing_the_front() as front, caller(place, 0) as who:
             conversation = front.begin(start, *who)

@@ -30,6 +30,9 @@ static struct {
 /* The time of a step. */
 static unsigned seconds;
 
+/* Whether the request still waits in the connection, with its descriptor. */
+static bool has_request = true;
+
 /* What this process says -------------------------------------------------------------------------------------- */
 
 static void put(struct record *record, const char *name, const char *value)
@@ -107,10 +110,10 @@ static bool is_set(const char *value)
     return strcmp(value, "1") == 0;
 }
 
-/* Returns a number of up to six digits; ends the process if there is another text. */
+/* Returns a number of up to seven digits; ends the process if there is another text. */
 static unsigned number_of(const char *text)
 {
-    if (*text == '\0' || strlen(text) > 6 || text[strspn(text, "0123456789")] != '\0')
+    if (*text == '\0' || strlen(text) > 7 || text[strspn(text, "0123456789")] != '\0')
         _exit(0);
     return (unsigned)atoi(text);
 }
@@ -133,6 +136,16 @@ static void close_if_open(int *descriptor)
     if (*descriptor >= 0)
         close(*descriptor);
     *descriptor = NONE;
+}
+
+/* Receives the request, without its descriptor. */
+static void take_request(void)
+{
+    char byte;
+
+    if (has_request)
+        recv(opened.connection, &byte, sizeof byte, MSG_DONTWAIT);
+    has_request = false;
 }
 
 /* mounting._closed_on_failure() and Caller.let_go(): what is not attached ends here. */
@@ -175,6 +188,7 @@ static void drain(void)
 /* daemon._conversation(), after the last record. */
 static _Noreturn void finish(void)
 {
+    unbound();
     wait_for_front();
     drain();
     _exit(0);
@@ -182,6 +196,7 @@ static _Noreturn void finish(void)
 
 static _Noreturn void hang_up(void)
 {
+    take_request();
     let_go();
     finish();
 }
@@ -199,6 +214,7 @@ static _Noreturn void fail_with(int error, const char *step)
 {
     struct record record;
 
+    take_request();
     let_go();
     begin(&record, "Failed");
     put_number(&record, "errno", (uint64_t)error);
@@ -223,6 +239,7 @@ static void hear(struct record *record)
         hang_up();
     record->size = (size_t)size;
     if (is_word(record, "LetGo")) {
+        take_request();
         let_go();
         say_word("HasLetGo");
         finish();

@@ -63,12 +63,13 @@ from fusermount3_proxy import wire
 
 #: The capabilities that the mounter needs; docs/security.md explains what for.
 CAPABILITIES = (*plain_mount.CAPABILITIES, syscalls.CAP_MKNOD)
-#: Children that wait for callers' operations, and for the broker's own operations (`maintenance`).
+#: Children that wait for callers' operations, as many for plain mounts, and for the broker's own operations
+#: (`maintenance`).
 SPARES, OWN_SPARES = 4, 1
 #: Limits for the number of children. For callers' operations: `max_requests`, plus children that close socket
 #: connections (`front.context.DISMISSALS`), unmount dead mounts, or wait; with volumes, plus as many as kubelet's
 #: requests may take (`front.published_volumes`). For the broker's own operations: `front.context.RESCUES` and others.
-MORE_THAN_REQUESTS, FOR_KUBELET, MOST_OWN = 12 + 16 + SPARES, 32, 16 + 12
+MORE_THAN_REQUESTS, FOR_KUBELET, MOST_OWN = 12 + 16 + 2 * SPARES, 32, 16 + 12
 #: More records than the kernel queues for a socket, given their overhead. Without a front, a caller may go on sending.
 MOST_QUEUED = 1024
 
@@ -111,6 +112,9 @@ def main(ends: list[socket.socket], max_requests: int, kubelet: int | None, left
     pools = [Pool(operations, SPARES, most), Pool(own, OWN_SPARES, MOST_OWN)]
     if makes_plain:
         pools.append(Pool(plain, SPARES, most, lambda control, line: plain_mount.start(opened, control, line)))
+    else:  # for what an earlier mounter has left
+        pools.append(Pool(plain, 1, most))
+    pools[0].beside, pools[2].beside = pools[2], pools[0]
 
     def serve(pool: Pool, line: socket.socket) -> None:
         for each in maker.descriptors:
@@ -247,7 +251,7 @@ def _operate(opened: Descriptors, child: Child | None, start: Record, descriptor
     if child and not isinstance(start, mounter.StartVolumeMount):
         child.end.close()  # so that the child ends meanwhile
     with _conversation(start, descriptors) as talk:
-        if isinstance(start, mounter.StartMount | mounter.StartUnmount):
+        if isinstance(start, mounter.StartMount | mounter.StartPlainMount | mounter.StartUnmount):
             _serve_caller(opened, talk, start, front, *descriptors[1:])
         elif isinstance(start, mounter.StartReap):
             mount_inspection.reap(opened, talk, start)
@@ -303,9 +307,13 @@ def _conversation(start: mounter.Start, descriptors: list[int]) -> Iterator[Conv
             _drain(connection)
 
 
+#: Operations for a caller, whose connection comes with the start record.
+_CALLERS = mounter.StartMount | mounter.StartPlainMount | mounter.StartVolumeMount | mounter.StartUnmount
+
+
 def _connections(start: Record, descriptors: list[int]) -> list[socket.socket]:
     """Return the callers' socket connections among the descriptors that came with a start record."""
-    if isinstance(start, mounter.StartMount | mounter.StartVolumeMount | mounter.StartUnmount):
+    if isinstance(start, _CALLERS):
         descriptors = descriptors[:1]
     elif not isinstance(start, mounter.StartDismissal):
         descriptors = []
@@ -332,21 +340,21 @@ def _drain(connection: socket.socket) -> None:
 def _serve_caller(
     opened: Descriptors,
     talk: Conversation,
-    start: mounter.StartMount | mounter.StartUnmount,
+    start: mounter.StartMount | mounter.StartPlainMount | mounter.StartUnmount,
     front: int,
     connection: int,
     pidfd: int,
 ) -> None:
     with talk.bounded("join"):
         caller = Caller(opened, connection)
-        caller.locks_flags = isinstance(start, mounter.StartMount)
+        caller.locks_flags = not isinstance(start, mounter.StartUnmount)
         _join(opened, caller, front, connection, pidfd)
         caller.check_request(talk)
     with _releasing(talk, caller):
-        if isinstance(start, mounter.StartMount):
-            mounting.mount(talk, caller, start)
-        else:
+        if isinstance(start, mounter.StartUnmount):
             unmounting.unmount(talk, caller, start)
+        else:
+            mounting.mount(talk, caller, start)
 
 
 def _attend_child(

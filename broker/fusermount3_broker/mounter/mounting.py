@@ -84,7 +84,7 @@ class Volume:
 Places = Sequence[Mountpoint | Volume]
 
 
-def mount(talk: Conversation, caller: Caller, start: mounter.StartMount) -> None:
+def mount(talk: Conversation, caller: Caller, start: mounter.StartMount | mounter.StartPlainMount) -> None:
     """Mount on the mountpoint that the caller has pinned."""
     wanted = _agreed(talk, caller)
     if wanted.sync_init and not _proceeds(talk, caller, wanted):

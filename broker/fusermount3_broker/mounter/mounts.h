@@ -54,12 +54,18 @@ static uint64_t mount_id_of(int descriptor)
     return syscall(SYS_name_to_handle_at, descriptor, "", &no_room, &id, flags) == 0 || errno == EOVERFLOW ? id : 0;
 }
 
-/* mount_tree._status_of(); fails, too, for a mount that is not in this mount namespace. */
+/*
+ * mount_tree._status_of(); fails with ENOENT for a mount that is not in this mount namespace, and with EOVERFLOW if there
+ * is more text than room for it.
+ */
 static bool status_of(uint64_t id, uint64_t mask, struct status *status)
 {
     struct mounts_request request = {.size = sizeof request, .id = id, .parameter = mask};
 
-    return syscall(SYS_STATMOUNT, &request, status, sizeof *status, 0) == 0 && (status->answered & mask) == mask;
+    if (syscall(SYS_STATMOUNT, &request, status, sizeof *status, 0) != 0)
+        return false;
+    errno = EINVAL;
+    return (status->answered & mask) == mask;
 }
 
 static char *text_of(struct status *status, uint32_t offset)
@@ -85,7 +91,7 @@ static bool may_have_mounts(uint64_t id)
     return syscall(SYS_LISTMOUNT, &request, &found, 1, 0) != 0;
 }
 
-/* mount_tree._is_covered() */
+/* mount_tree._is_covered(), or whether that can't be said. */
 static bool is_covered(uint64_t id)
 {
     struct mounts_request request = {.size = sizeof request, .id = id};
@@ -95,15 +101,17 @@ static bool is_covered(uint64_t id)
     long count;
 
     if (!status_of(id, mask, &here))
-        return false;
+        return errno != ENOENT;
     while ((count = syscall(SYS_LISTMOUNT, &request, found, SIZE(found), 0)) > 0) {
-        for (long i = 0; i < count; i++)
-            if (status_of(found[i], mask, &other) && other.parent == id
-                && strcmp(text_of(&other, other.point), text_of(&here, here.point)) == 0)
+        for (long i = 0; i < count; i++) {
+            if (status_of(found[i], mask, &other)
+                    ? other.parent == id && strcmp(text_of(&other, other.point), text_of(&here, here.point)) == 0
+                    : errno != ENOENT)
                 return true;
+        }
         request.parameter = found[count - 1];
     }
-    return false;
+    return count < 0;
 }
 
 static bool set_attributes(int mount, uint64_t set, uint64_t clear)
@@ -132,10 +140,14 @@ static void unlock(uint64_t id)
 static bool lock(uint64_t id)
 {
     const struct timespec pause = {.tv_nsec = MILLISECOND};
-    const time_t give_up = time(NULL) + (time_t)seconds;
+    struct timespec now;
+    time_t give_up = 0;
 
     while (!is_locked(id, F_WRLCK)) {
-        if (time(NULL) > give_up) {
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        if (give_up == 0)
+            give_up = now.tv_sec + (time_t)seconds;
+        if (now.tv_sec > give_up) {
             errno = ETIMEDOUT;
             return false;
         }
@@ -184,7 +196,8 @@ static bool detach_from(uint64_t below, int mount, uint64_t id)
             nanosleep(&pause, NULL);
         if (!lock(below) || !lock(id))
             return false;
-        is_done = parent_of(id) == 0 || (!is_covered(id) && unmount(mount));
+        bool is_gone = parent_of(id) == 0 && errno == ENOENT;
+        is_done = is_gone || (!is_covered(id) && unmount(mount));
         unlock(id);
         unlock(below);
     }

@@ -157,14 +157,6 @@ static void peek_at_request(void)
     memcpy(&opened.pinned, CMSG_DATA(header), sizeof opened.pinned);
 }
 
-/* Receives the request, without its descriptor. */
-static void take_request(void)
-{
-    char byte;
-
-    recv(opened.connection, &byte, sizeof byte, MSG_DONTWAIT);
-}
-
 /* Caller.check_request() of a descriptor opened without O_PATH. The end of the process closes it, and may block. */
 static void check_request(void)
 {
@@ -292,8 +284,8 @@ static void become_caller(void)
     check(keep_capabilities(capabilities() | (caller.locks_flags ? BIT(CAP_SYS_CHROOT) : 0)), JOIN);
 }
 
-/* daemon._join() and Caller.join() */
-static void join(void)
+/* daemon._join() and Caller.join(); returns whether Python has to find out more. */
+static bool join(void)
 {
     char text[8192];
     struct ucred peer;
@@ -306,13 +298,12 @@ static void join(void)
         fail_with(EPERM, JOIN);
     check(getsockopt(opened.connection, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &size_of_pidfd) == 0, JOIN);
     read_file("%ld/status", peer.pid, text, sizeof text);
+    bool is_cut = *text != '\0' && strstr(text, "\nCapBnd:\t") == NULL; /* by the caller's many groups */
     bool is_traced = (number_after("\nCapBnd:\t", text, 16) & BIT(CAP_SYS_PTRACE)) != 0;
     find_pid_namespace(pidfd);
     bool in_user_namespace = setns(pidfd, CLONE_NEWUSER) == 0;
     check(in_user_namespace || errno == EINVAL, JOIN);
     check_pid_namespace(is_traced);
-    if (opened.cell == NO_CELL && !in_user_namespace)
-        leave_to_python();
     caller.locks_flags = opened.cell >= 0 && !in_user_namespace;
     caller.device = openat(devices, "dev/fuse", O_RDWR | O_CLOEXEC);
     check(caller.device >= 0, JOIN);
@@ -322,6 +313,7 @@ static void join(void)
     join_mount_namespace(pidfd);
     become_caller();
     close(pidfd);
+    return is_cut || (opened.cell == NO_CELL && !in_user_namespace);
 }
 
 /* The plan ---------------------------------------------------------------------------------------------------- */
@@ -467,12 +459,14 @@ static uint64_t attributes(void)
 static int wait_for(pid_t child)
 {
     struct pollfd ended = {.fd = (int)syscall(SYS_pidfd_open, child, 0), .events = POLLIN};
-    bool is_late = ended.fd < 0 || poll(&ended, 1, (int)seconds * 1000) != 1;
+    unsigned left = alarm(0);
+    bool is_late = ended.fd < 0 || poll(&ended, 1, left == 0 ? -1 : (int)left * 1000) != 1;
     int status;
 
     if (is_late)
         kill(child, SIGKILL);
     check(waitpid(child, &status, 0) == child, MOUNT);
+    alarm(left);
     while (wait(NULL) > 0) /* the child's child */
         ;
     close_if_open(&ended.fd);
@@ -493,14 +487,12 @@ static void create_filesystem(void)
     if (caller.pid_namespace < 0 && !is_hidden) {
         error = create(context, commands);
     } else {
-        unbound();
         prctl(PR_SET_CHILD_SUBREAPER, 1);
         pid_t child = fork();
         check(child >= 0, MOUNT);
         if (child == 0)
             create_superblock(directory, caller.pid_namespace, caller.device, context, commands);
         error = wait_for(child);
-        bound();
     }
     if (error != 0)
         fail_with((int)error, MOUNT);
@@ -682,6 +674,7 @@ int main(int argc, char *argv[])
         return EINVAL;
     for (size_t i = 0; i < SIZE(numbers); i++)
         kept[i + 3] = *numbers[i] = atoi(argv[i + 1]);
+    memset(argv[0], 0, (size_t)(strchr(argv[argc - 1], '\0') - argv[0])); /* nobody in a container is to read them */
     close_all_but(kept, SIZE(kept) - 1); /* the last number is a pid */
     if (prctl(PR_SET_DUMPABLE, 0) != 0 || !drop_other_capabilities())
         return errno;
@@ -690,8 +683,10 @@ int main(int argc, char *argv[])
 
     bound();
     peek_at_request();
-    join();
+    bool is_unknown = join();
     check_request();
+    if (is_unknown)
+        leave_to_python();
     unbound();
     bound();
     find_facts(facts);

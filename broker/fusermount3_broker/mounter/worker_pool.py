@@ -56,17 +56,31 @@ class Pool:
     """The children for the operations that arrive on `control`: at most `most`, of which `ready` wait if possible."""
 
     def __init__(self, control: socket.socket, ready: int, most: int, execute: Execute | None = None) -> None:
-        """`execute` starts a child; by default, it is forked."""
+        """`execute` starts a child; without it, or if it fails, a child is forked."""
         self.control = control
-        self.execute = execute
+        #: Another pool whose children count against the same limit.
+        self.beside: Pool | None = None
+        self._execute = execute
         self.spares: set[_Child] = set()
         self.busy: set[_Child] = set()
         self._ready = ready
         self._most = most
 
+    @property
+    def children(self) -> int:
+        return len(self.spares) + len(self.busy)
+
     def wants_one(self, left: int) -> bool:
         """Return whether one more child is wanted and allowed; `left` is the number of other children that count."""
-        return len(self.spares) < self._ready and len(self.spares) + len(self.busy) + left < self._most
+        count = self.children + (self.beside.children if self.beside else 0) + left
+        return len(self.spares) < self._ready and count < self._most
+
+    def start_child(self, line: socket.socket) -> int:
+        """Return the pid of a new child with the socket `line` to the parent; 0 in a forked child. Raises OSError."""
+        if self._execute:
+            with suppress(OSError):
+                return self._execute(self.control.fileno(), line.fileno())
+        return os.fork()
 
 
 def tell_parent(line: socket.socket, conversation: int) -> None:
@@ -83,7 +97,7 @@ Birth = Callable[[Pool], AbstractContextManager[None]]
 
 
 class Parent:
-    """Keeps the pools filled. `left`, pidfds of children left by an earlier mounter, count against the first pool."""
+    """Keeps the pools filled. `left`, pidfds of an earlier mounter's children, count against the first pool's limit."""
 
     def __init__(
         self,
@@ -119,7 +133,8 @@ class Parent:
                     time.sleep(_FORK_AGAIN)
 
     def _wants_one(self, pool: Pool) -> bool:
-        return pool.wants_one(len(self._left) if pool is self._pools[0] else 0)
+        first = self._pools[0]
+        return pool.wants_one(len(self._left) if first in (pool, pool.beside) else 0)
 
     def _note(self, descriptor: int) -> None:
         """Handle an event on a descriptor: a child has taken an operation, or has ended."""
@@ -152,7 +167,7 @@ class Parent:
         with self._birth(pool), ExitStack() as opened:
             try:
                 ours, theirs = map(opened.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-                pid = pool.execute(pool.control.fileno(), theirs.fileno()) if pool.execute else os.fork()
+                pid = pool.start_child(theirs)
             except OSError:
                 return False
             opened.pop_all()
