@@ -55,8 +55,8 @@ static uint64_t mount_id_of(int descriptor)
 }
 
 /*
- * mount_tree._status_of(); fails with ENOENT for a mount that is not in this mount namespace, and with EOVERFLOW if there
- * is more text than room for it.
+ * mount_tree._status_of(); fails with ENOENT for a mount that is not in this mount namespace, and with EOVERFLOW if
+ * there is more text than room for it.
  */
 static bool status_of(uint64_t id, uint64_t mask, struct status *status)
 {

@@ -1,8 +1,8 @@
 /*
  * superblock.h - a process that creates the superblock of a FUSE filesystem, perhaps among those of a container.
  *
- * The kernel takes the pid namespace from the process that creates the superblock (fs/fuse/inode.c, fuse_fill_super), so
- * that process must be in the container's pid namespace, and the container sees it. A container may take over every
+ * The kernel takes the pid namespace from the process that creates the superblock (fs/fuse/inode.c, fuse_fill_super),
+ * so that process must be in the container's pid namespace, and the container sees it. A container may take over every
  * process that it sees. Therefore create_superblock() confines its process before it has a child there, and with it the
  * child, to the system calls that remain: it can create that superblock, and end.
  *
@@ -168,10 +168,10 @@ static long create_in_child(long context, const long commands[])
 }
 
 /*
- * Creates the superblock of `context`, a descriptor of fsopen(2) configured to use the descriptor `device`, and ends this
- * process with 0 or the errno of the step that failed. `directory` is where to work: nothing there is secret, and no
- * lookup blocks. `pid_namespace` is that of the container, or -1: then this process creates the superblock itself. The
- * `commands`, up to a 0, are those of fsconfig(2); each one is only tried if the kernel lacks the one before.
+ * Creates the superblock of `context`, a descriptor of fsopen(2) configured to use the descriptor `device`, and ends
+ * this process with 0 or the errno of the step that failed. `directory` is where to work: nothing there is secret, and
+ * no lookup blocks. `pid_namespace` is that of the container, or -1: then this process creates the superblock itself.
+ * The `commands`, up to a 0, are those of fsconfig(2); each one is only tried if the kernel lacks the one before.
  */
 static _Noreturn void create_superblock(long directory, long pid_namespace, long device, long context,
                                         const long commands[])

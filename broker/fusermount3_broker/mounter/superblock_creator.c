@@ -4,8 +4,8 @@
  *     superblock_creator DIRECTORY PID_NAMESPACE DEVICE CONTEXT COMMAND...
  *
  * The arguments are those of create_superblock() in superblock.h; so is the exit status. The program has nothing worth
- * taking over: it is executed from a read-only tmpfs in no directory, so it leads to no file of the host; and it needs no
- * libc, so that few pages and few system calls are enough.
+ * taking over: it is executed from a read-only tmpfs in no directory, so it leads to no file of the host; and it needs
+ * no libc, so that few pages and few system calls are enough.
  */
 #include "superblock.h"
 
