@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from tests.lab.broker import Broker
 
 PATIENCE = round(20 * SLOWNESS)
+#: Seconds in which strace usually ends.
+STRACE_ENDS = 5 * SLOWNESS
 O_PATH = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -235,4 +237,9 @@ def slow_processes(traced: list[int], system_call: str, seconds: float, log: Pat
         yield tracer.pid
     finally:
         tracer.send_signal(signal.SIGINT)
-        tracer.wait(timeout=PATIENCE)
+        try:
+            tracer.wait(timeout=STRACE_ENDS)
+        except subprocess.TimeoutExpired:
+            # It waits for a process that waits for its vforked child, which it has stopped. The kernel lets go of both.
+            tracer.kill()
+            tracer.wait(timeout=PATIENCE)
