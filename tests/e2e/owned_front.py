@@ -14,7 +14,7 @@ import psutil
 from fusermount3_broker.kernel import syscalls
 from fusermount3_broker.messages import mounter
 from fusermount3_broker.supervisor.processes import Mounter
-from tests.e2e.conftest import is_alive, wait_until
+from tests.e2e.conftest import is_alive, let_users_in, wait_until
 from tests.e2e.hostile import O_PATH, mount_request
 from tests.lab.forked import ending_afterwards
 
@@ -22,6 +22,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 PATIENCE = 20
+USER = 1000
+
+
+def make_users_place(directory: Path) -> Path:
+    """Make a mountpoint that belongs to the user; every user may search the directories above it."""
+    let_users_in(directory)
+    place = directory / "mountpoint"
+    place.mkdir()
+    os.chown(place, USER, USER)
+    return place
 
 
 class Conversation:

@@ -17,9 +17,8 @@ import pytest
 from fusermount3_broker.kernel import syscalls
 from fusermount3_broker.messages import mounter
 from fusermount3_broker.mounter import filesystem
-from tests.e2e.conftest import let_users_in
 from tests.e2e.hostile import O_PATH, fuse_mounts, in_private_namespace
-from tests.e2e.owned_front import PATIENCE, a_plan, caller, facts_of, playing_the_front
+from tests.e2e.owned_front import PATIENCE, USER, a_plan, caller, facts_of, make_users_place, playing_the_front
 from tests.lab.commands import run
 from tests.lab.kernel import kernel_has
 from tests.lab.podman import Mount, mountinfo
@@ -29,20 +28,14 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.e2e
 
-USER = 1000
-
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A mountpoint that belongs to the user; every user may search the directories above it."""
-    let_users_in(tmp_path)
-    directory = tmp_path / "mountpoint"
-    directory.mkdir()
-    os.chown(directory, USER, USER)
-    return directory
+    return make_users_place(tmp_path)
 
 
 START = mounter.StartMount(seconds=PATIENCE, commit_seconds=PATIENCE)
+PLAIN = mounter.StartPlainMount(seconds=PATIENCE, commit_seconds=PATIENCE)
 
 
 REFUSED = mounter.Failed(EPERM, b"check the plan")
@@ -200,18 +193,29 @@ def test_nothing_is_mounted_where_the_caller_may_not(make: Callable[[Path], None
 
 @pytest.mark.parametrize(
     "forged",
-    [{"uid": 0}, {"gid": 0}, {"root_mode": stat.S_IFREG}, {"access_errno": EACCES}, {"filesystem": 0x01021997}],
+    [
+        {"uid": 0},
+        {"gid": 0},
+        {"root_mode": stat.S_IFREG},
+        {"access_errno": EACCES},
+        {"filesystem": 0x01021997},
+        {"foreign_sticky": True},
+    ],
     ids=str,
 )
-def test_a_plan_on_other_facts_than_the_mounters_own_is_none(forged: dict[str, int], place: Path) -> None:
+@pytest.mark.parametrize("start", [START, PLAIN], ids=lambda start: type(start).__name__)
+def test_a_plan_on_other_facts_than_the_mounters_own_is_none(
+    start: mounter.Record, forged: dict[str, int], place: Path
+) -> None:
     """These facts include the uid and the gid of the filesystem."""
 
     def body() -> None:
         with playing_the_front() as front, caller(place, USER) as who:
-            conversation = front.begin(START, *who)
+            conversation = front.begin(start, *who)
             facts = facts_of(conversation)
             conversation.say(a_plan(facts, **forged))
             assert conversation.hear() == REFUSED
+            assert fuse_mounts() == []
 
     in_private_namespace(body)
 

@@ -3,6 +3,7 @@
  * how it ends. The functions do as those of front_connection.py and mounter/daemon.py that they name.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -138,6 +139,12 @@ static void close_if_open(int *descriptor)
     *descriptor = NONE;
 }
 
+/* Whether the descriptor was opened with O_PATH: then closing it asks no FUSE program. */
+static bool is_path(int descriptor)
+{
+    return (fcntl(descriptor, F_GETFL) & O_PATH) != 0;
+}
+
 /* Receives the request, without its descriptor. */
 static void take_request(void)
 {
@@ -148,14 +155,18 @@ static void take_request(void)
     has_request = false;
 }
 
-/* mounting._closed_on_failure() and Caller.let_go(): what is not attached ends here. */
+/*
+ * mounting._closed_on_failure() and Caller.let_go(): what is not attached ends here. A mountpoint that was opened without
+ * O_PATH stays open until the process ends.
+ */
 static void let_go(void)
 {
     bound();
     close_if_open(&opened.made);
     close_if_open(&opened.copy_of_cell);
     close_if_open(&opened.cell);
-    close_if_open(&opened.pinned);
+    if (is_path(opened.pinned))
+        close_if_open(&opened.pinned);
     unbound();
 }
 

@@ -124,7 +124,7 @@ static void check_request(void)
     struct statx looked;
     char name[16];
 
-    if ((fcntl(opened.pinned, F_GETFL) & O_PATH) != 0)
+    if (is_path(opened.pinned))
         return;
     check(look(opened.pinned, &looked), JOIN);
     snprintf(name, sizeof name, "%u", looked.stx_dev_minor);
@@ -291,8 +291,9 @@ static void attach(uint64_t below, uint64_t id)
 /* Caller.hand_over() and wire.encode_reply() */
 static bool hand_over(void)
 {
-    struct record reply = {.size = 0};
+    struct record reply;
 
+    reply.size = 0; /* the rest need not be cleared */
     put(&reply, "protocol", REPLY_PROTOCOL);
     put(&reply, "id", plan[PLAN_REQUEST_ID]);
     put(&reply, "errno", "0");
