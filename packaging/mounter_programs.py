@@ -5,7 +5,7 @@
 `CC` in the environment names the compiler, also that for another architecture. The same compiler gives the same bytes
 in any directory.
 
-What plain_mount repeats of the modules is in a header that is generated from them (`header`).
+What plain_mount repeats of the modules is in a header that is generated from them (`definitions`).
 """
 
 import argparse
@@ -30,14 +30,8 @@ COMMON += ["-static", "-no-pie", "-s", "-Wl,--build-id=none"]
 #: protect, and one segment, which nothing may write.
 FREESTANDING = [*COMMON, "-Os", "-ffreestanding", "-fno-stack-protector", "-fno-asynchronous-unwind-tables"]
 FREESTANDING += ["-nostdlib", "-Wl,-z,noseparate-code"]
-HARDENED = [
-    *COMMON,
-    "-O2",
-    "-fstack-protector-strong",
-    "-U_FORTIFY_SOURCE",
-    "-D_FORTIFY_SOURCE=2",
-    "-Wl,-z,relro,-z,now",
-]
+HARDENED = [*COMMON, "-O2", "-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"]
+HARDENED += ["-Wl,-z,relro,-z,now"]
 #: The programs, and the compiler's flags for each.
 PROGRAMS = {programs.SUPERBLOCK_CREATOR: FREESTANDING, programs.PLAIN_MOUNT: HARDENED}
 #: The constants of the kernel that plain_mount uses: the headers of the machine that builds it may lack them.
