@@ -24,7 +24,7 @@ help:  ## list the targets
 
 # The mounter's programs, where the modules are that the venv uses; made together.
 MOUNTER := broker/fusermount3_broker/mounter
-PROGRAMS := $(MOUNTER)/superblock_creator $(MOUNTER)/plain_mount
+PROGRAMS := $(MOUNTER)/superblock_creator $(MOUNTER)/plain_call
 $(PROGRAMS) &: $(wildcard $(MOUNTER)/*.[ch]) packaging/mounter_programs.py | build-packages
 	PYTHONPATH=.:broker $(PYTHON) packaging/mounter_programs.py
 

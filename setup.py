@@ -70,7 +70,7 @@ class BuildModules(build_py):
         return modules / "fusermount3_broker/mounter"
 
     def get_outputs(self, include_bytecode: bool = True) -> list[str]:
-        built = (str(self.programs / name) for name in ("superblock_creator", "plain_mount"))
+        built = (str(self.programs / name) for name in ("superblock_creator", "plain_call"))
         return [*super().get_outputs(include_bytecode), *built]
 
 

@@ -1,11 +1,11 @@
-"""Builds the programs that the broker's mounter executes: superblock_creator and plain_mount, see their sources.
+"""Builds the programs that the broker's mounter executes: superblock_creator and plain_call, see their sources.
 
     PYTHONPATH=.:broker /usr/bin/python3 packaging/mounter_programs.py --output DIRECTORY
 
 `CC` in the environment names the compiler, also that for another architecture. The same compiler gives the same bytes
 in any directory.
 
-What plain_mount repeats of the modules is in a header that is generated from them (`definitions`).
+What plain_call repeats of the modules is in a header that is generated from them (`definitions`).
 """
 
 import argparse
@@ -13,12 +13,12 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from fusermount3_broker.kernel import syscalls
-from fusermount3_broker.messages import mounter, process_names
-from fusermount3_broker.mounter import daemon, filesystem, invariants, locked_flags, plain_mount, programs
+from fusermount3_broker.messages import mounter, process_names, quantities
+from fusermount3_broker.messages.records import bounds
+from fusermount3_broker.mounter import daemon, filesystem, invariants, locked_flags, mount_tree, plain_calls, programs
 from fusermount3_proxy import wire
 
 SOURCES = Path(programs.__file__).parent
@@ -33,8 +33,8 @@ FREESTANDING += ["-nostdlib", "-Wl,-z,noseparate-code"]
 HARDENED = [*COMMON, "-O2", "-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"]
 HARDENED += ["-Wl,-z,relro,-z,now"]
 #: The programs, and the compiler's flags for each.
-PROGRAMS = {programs.SUPERBLOCK_CREATOR: FREESTANDING, programs.PLAIN_MOUNT: HARDENED}
-#: The constants of the kernel that plain_mount uses: the headers of the machine that builds it may lack them.
+PROGRAMS = {programs.SUPERBLOCK_CREATOR: FREESTANDING, programs.PLAIN_CALL: HARDENED}
+#: The constants of the kernel that plain_call uses: the headers of the machine that builds it may lack them.
 CONSTANTS = (
     *("AT_EACCESS", "AT_EMPTY_PATH", "AT_HANDLE_FID", "AT_HANDLE_MNT_ID_UNIQUE", "AT_STATX_DONT_SYNC"),
     *("FSCONFIG_SET_FLAG", "FSCONFIG_SET_STRING", "FSMOUNT_CLOEXEC", "FSOPEN_CLOEXEC", "MNT_DETACH"),
@@ -42,8 +42,17 @@ CONSTANTS = (
     *("MOUNT_ATTR_NOSYMFOLLOW", "MOUNT_ATTR_RDONLY", "MOUNT_ATTR_STRICTATIME", "MOVE_MOUNT_F_EMPTY_PATH"),
     *("MOVE_MOUNT_T_EMPTY_PATH", "NS_GET_USERNS", "OPEN_TREE_CLONE", "SO_PEERGROUPS", "SO_PEERPIDFD"),
     *("STATMOUNT_FS_TYPE", "STATMOUNT_MNT_BASIC", "STATMOUNT_MNT_OPTS", "STATMOUNT_MNT_POINT"),
-    *("STATX_ATTR_MOUNT_ROOT", "SYS_LISTMOUNT", "SYS_STATMOUNT"),
+    *("STATX_ATTR_MOUNT_ROOT", "SYS_LISTMOUNT", "SYS_STATMOUNT", "UMOUNT_NOFOLLOW"),
 )
+#: Records of which the program reads or writes the fields, and what their constants begin with.
+_RECORDS: dict[str, type[mounter.Record]] = {
+    "FACT": mounter.MountFacts,
+    "PLAN": mounter.MountPlan,
+    "START_MOUNT": mounter.StartPlainMount,
+    "START_UNMOUNT": mounter.StartPlainUnmount,
+    "UNMOUNT_FACT": mounter.UnmountFacts,
+    "UNMOUNT_PLAN": mounter.UnmountPlan,
+}
 
 
 def main() -> None:
@@ -65,20 +74,14 @@ def main() -> None:
 
 
 def definitions() -> str:
-    """Return a header with what plain_mount repeats of the modules."""
-    facts = [_field(name) for name in mounter.MountFacts._fields]
+    """Return a header with what plain_call repeats of the modules."""
     decided = [name for name in mounter.MountFacts._fields if name in mounter.MountPlan._fields]
-    start = [_field(name) for name in mounter.StartPlainMount._fields]
     assert list(mounter.MountPlan._fields[: len(decided)]) == decided == list(mounter.MountFacts._fields[:-1])
     lines = [
         *(_constant(name) for name in CONSTANTS),
         *(f"#define {name} {number}" for name, number in _numbers().items()),
         *(f"#define {name} {_quoted(text)}" for name, text in _texts().items()),
-        _enumeration("FACT", mounter.MountFacts._fields),
-        _enumeration("PLAN", mounter.MountPlan._fields),
-        f"#define START_FIELDS {_list(start)}",
-        f"#define FACT_FIELDS {_list(facts)}",
-        f"#define PLAN_FIELDS {_list(map(_field, mounter.MountPlan._fields))}",
+        *(line for name, kind in _RECORDS.items() for line in _record(name, kind)),
         f"#define KERNEL_FILESYSTEMS {', '.join(map(str, invariants.KERNEL_FILESYSTEMS.values()))}",
     ]
     return "\n".join(lines) + "\n"
@@ -86,17 +89,19 @@ def definitions() -> str:
 
 def _numbers() -> dict[str, int]:
     return {
-        "CAPABILITIES": sum(1 << each for each in plain_mount.CAPABILITIES),
+        "BUSY_MOMENT": round(1000 * mount_tree.BUSY_MOMENT),
+        "CAPABILITIES": sum(1 << each for each in plain_calls.CAPABILITIES),
         "DECIDED_FACTS": len(mounter.MountFacts._fields) - 1,
         "LONGEST_STRING": filesystem.LONGEST_STRING,
         "MAX_MESSAGE": wire.MAX_MESSAGE,
         "MOST_QUEUED": daemon.MOST_QUEUED,
+        "MOST_SECONDS": bounds(quantities.Seconds)[-1],
         "NOT_LOCKED": locked_flags.NOT_LOCKED,
         "PIDS_FOREIGN": mounter.PIDS_FOREIGN,
         "PIDS_SEEN": mounter.PIDS_SEEN,
         "PIDS_TRACED": mounter.PIDS_TRACED,
         "SIZE_OF_STATMOUNT": syscalls.SIZE_OF_STATMOUNT,
-        "NO_CELL": plain_mount.NO_CELL,
+        "NO_CELL": plain_calls.NO_CELL,
     }
 
 
@@ -108,7 +113,8 @@ def _texts() -> dict[str, bytes]:
         "COMMIT": b"operation=%b" % wire.CommitRequest.OPERATION.encode(),
         "LOCK_STEP": locked_flags.STEP.encode(),
         "REPLY_PROTOCOL": b"%d" % wire.NEWEST,
-        "START_KIND": mounter.StartPlainMount.__name__.encode(),
+        "START_MOUNT": mounter.StartPlainMount.__name__.encode(),
+        "START_UNMOUNT": mounter.StartPlainUnmount.__name__.encode(),
     }
 
 
@@ -120,16 +126,11 @@ def _constant(name: str) -> str:
     )
 
 
-def _field(name: str) -> str:
-    return name.replace("_", "-")
-
-
-def _enumeration(prefix: str, names: Collection[str]) -> str:
-    return f"enum {{ {', '.join(f'{prefix}_{name.upper()}' for name in names)}, {prefix}S }};"
-
-
-def _list(texts: Iterable[str]) -> str:
-    return ", ".join(_quoted(each.encode()) for each in texts)
+def _record(prefix: str, kind: type[mounter.Record]) -> tuple[str, str]:
+    """Define the places of a record's fields, their number PREFIXS, and their names PREFIX_FIELDS."""
+    names = [_quoted(name.replace("_", "-").encode()) for name in kind._fields]
+    places = [f"{prefix}_{name.upper()}" for name in kind._fields]
+    return f"enum {{ {', '.join(places)}, {prefix}S }};", f"#define {prefix}_FIELDS {', '.join(names)}"
 
 
 def _quoted(text: bytes) -> str:

@@ -67,6 +67,10 @@ class Conversation:
         data, descriptors, _, _ = socket.recv_fds(self._socket, 1 << 16, 4)
         return mounter.load(data), descriptors
 
+    def shut(self) -> None:
+        """Say nothing more."""
+        self._socket.shutdown(socket.SHUT_WR)
+
     def close(self) -> None:
         self._socket.close()
 
@@ -109,11 +113,12 @@ class OwnedFront:
         return conversation
 
     def send(self, start: mounter.Record, *descriptors: int) -> None:
-        control = self._plain if isinstance(start, mounter.StartPlainMount) else self.control
+        is_plain = isinstance(start, mounter.StartPlainMount | mounter.StartPlainUnmount)
+        control = self._plain if is_plain else self.control
         socket.send_fds(control, [mounter.dump(start)], descriptors)
 
     def send_to_plain(self, data: bytes, descriptors: list[int]) -> None:
-        """Send anything to the children that make plain mounts."""
+        """Send anything to the children that serve plain calls."""
         socket.send_fds(self._plain, [data], descriptors)
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""Mounts that the mounter makes without the interpreter (plain_mount.c), compared with those that Python makes.
+"""Mounts that the mounter makes without the interpreter (plain_call.c), compared with those that Python makes.
 
 A process plays the front; so these are also attacks by a compromised front on the children that make plain mounts.
 """
@@ -289,6 +289,22 @@ def test_what_is_covered_is_not_unmounted(start: mounter.Record, depth: int, pla
     in_private_namespace(body)
 
 
+@pytest.mark.parametrize("start", STARTS, ids=lambda start: type(start).__name__)
+def test_what_is_deep_down_is_rolled_back(start: mounter.Record, place: Path) -> None:
+    place = place.joinpath(*["d" * 200] * 18)
+    place.mkdir(parents=True)
+
+    def body() -> None:
+        with playing_the_front() as front, caller(place, 0) as who:
+            conversation = front.begin(start, *who)
+            until_mounted(conversation)
+            conversation.say(mounter.Undo())
+            assert conversation.hear() == mounter.RolledBack()
+            assert fuse_mounts() == []
+
+    in_private_namespace(body)
+
+
 def test_whatever_comes_in_place_of_a_start_record_ends_one_child_and_no_more(place: Path) -> None:
     generator = random.Random(2)
     whole = mounter.dump(PLAIN)
@@ -337,7 +353,7 @@ def test_where_the_program_does_not_run_python_mounts(broken: bytes, place: Path
     (tmp_path / "broken").chmod(0o755)
 
     def body() -> None:
-        run(["mount", "--bind", tmp_path / "broken", programs.file_of(programs.PLAIN_MOUNT)])
+        run(["mount", "--bind", tmp_path / "broken", programs.file_of(programs.PLAIN_CALL)])
         with Broker() as broker, Client(broker) as client:
             client.send(mount_request(place), os.open(place, O_PATH))
             assert (reply := client.reply()) is not None

@@ -354,7 +354,7 @@ def test_a_child_that_is_among_a_callers_files_has_given_up_what_it_needs_no_mor
             status = status_of(child)
             assert {int(status[name], 16) for name in ("CapPrm", "CapEff")} == {bits(*wanted)}
             assert {int(status[name], 16) for name in ("CapInh", "CapAmb")} == {0}
-            assert Path(f"/proc/{child}/exe").readlink().name.startswith("plain_mount" if is_plain else "python")
+            assert Path(f"/proc/{child}/exe").readlink().name.startswith("plain_call" if is_plain else "python")
             assert status["Uid"].split()[3] == str(uid)
         wait_for_mounts([])
 

@@ -23,7 +23,7 @@ import pytest
 from fusermount3_broker.kernel import ownership_marks, syscalls
 from fusermount3_broker.messages import mounter
 from fusermount3_broker.mounter import fuse_connections, volume_helper, volume_targets
-from fusermount3_broker.mounter.daemon import SPARES
+from fusermount3_broker.mounter.daemon import FEW_SPARES
 from fusermount3_broker.mounter.kept_descriptors import Descriptors
 from tests.e2e.conftest import is_alive, wait_until
 from tests.e2e.hostile import in_private_namespace
@@ -403,7 +403,7 @@ def forked_ahead(front: OwnedFront) -> list[psutil.Process]:
 def test_a_program_is_served_when_children_that_were_forked_ahead_have_been_killed(tmp_path: Path) -> None:
     def body(front: OwnedFront, volume: Volume) -> None:
         publish(front, volume)
-        wait_until(lambda: len(forked_ahead(front)) >= SPARES - 1)
+        wait_until(lambda: len(forked_ahead(front)) >= FEW_SPARES - 1)
         killed = forked_ahead(front)
         for each in killed:
             each.kill()
@@ -419,7 +419,7 @@ def test_a_program_is_served_when_children_that_were_forked_ahead_have_been_kill
 def test_children_that_were_forked_ahead_for_nothing_leave_nobody_to_reap(tmp_path: Path) -> None:
     def body(front: OwnedFront, _: Volume) -> None:
         syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)  # as if this were pid 1
-        wait_until(lambda: len(forked_ahead(front)) >= SPARES - 1)
+        wait_until(lambda: len(forked_ahead(front)) >= FEW_SPARES - 1)
         spares = [each for each in psutil.Process(front.pid).children() if each.children()]
 
         def all_had_other_things_to_do() -> bool:

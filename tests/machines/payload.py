@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.lab.machine import Machine
 
 ROOT = Path(__file__).parents[2]
-_MOUNTERS = [Path("broker/fusermount3_broker/mounter", each) for each in ("superblock_creator", "plain_mount")]
+_MOUNTERS = [Path("broker/fusermount3_broker/mounter", each) for each in ("superblock_creator", "plain_call")]
 
 #: Executed when the machine has booted. The sources are copied, because Python keeps its bytecode beside them.
 _RUN = """\

@@ -65,7 +65,7 @@ def test_lintian_has_nothing_to_say(suite: str, packages: Path) -> None:
     directory = "usr/lib/python3/dist-packages/fusermount3_broker/mounter"
     assert tags == {
         "O: fusermount3-proxy: statically-linked-binary [usr/bin/fusermount3-proxy]",
-        f"O: fusermount3-broker: statically-linked-binary [{directory}/plain_mount]",
+        f"O: fusermount3-broker: statically-linked-binary [{directory}/plain_call]",
         f"O: fusermount3-broker: statically-linked-binary [{directory}/superblock_creator]",
     }
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ROOT = f"fusermount3_proxy-{__version__}"
 WHEEL = f"{ROOT}-py3-none-manylinux_2_17_{os.uname().machine}.whl"
 SDIST = f"{ROOT}.tar.gz"
-PROGRAMS = ["fusermount3_broker/mounter/superblock_creator", "fusermount3_broker/mounter/plain_mount"]
+PROGRAMS = ["fusermount3_broker/mounter/superblock_creator", "fusermount3_broker/mounter/plain_call"]
 EXECUTABLE = f"{ROOT}.data/scripts/fusermount3-proxy"
 #: Files below sys.prefix that are neither modules nor metadata.
 SHARED = {

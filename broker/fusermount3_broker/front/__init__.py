@@ -8,9 +8,9 @@ for every privileged operation. It is a single asyncio loop and never blocks.
 `decisions` contains pure functions; `tables` survive restarts. Read in this order:
 
 - Start: `daemon` assembles the parts, `context` holds their shared state, `model` describes a mount and a volume.
-- A call: `server` accepts, `peer` identifies the caller, `call` serves the request, `slots` limits the concurrent
-  operations of the mounter, `mounter_client` talks to the mounter, `failure_texts` explains its failures,
-  `connection_closing` closes the socket connections that callers leave.
+- A call: `server` accepts, `peer` identifies the caller, `caller_connection` admits and answers it, `call` serves the
+  request, `slots` limits the concurrent operations of the mounter, `mounter_client` talks to the mounter,
+  `failure_texts` explains its failures, `connection_closing` closes the socket connections that callers leave.
 - Volumes: `csi_requests` answers the plugin, `published_volumes` makes and removes volumes, `volume_call` serves calls
   on their sockets.
 - The state of mounts: `mount_watch` watches all mounts, `serving_processes` knows which process serves which mount,

@@ -212,7 +212,7 @@ def _obey(supervisor: socket.socket, front: Front, stop: asyncio.Event) -> None:
         stop.set()
         return
     if isinstance(order, orders.MounterStarted):
-        front.mounter.pid, front.mounter.restarts, front.mounter.makes_plain_mounts = order
+        front.mounter.pid, front.mounter.restarts, front.mounter.serves_plain_calls = order
     elif isinstance(order, orders.PluginStarted):
         front.plugin = order
     elif isinstance(order, orders.SubordinateIds):

@@ -36,12 +36,12 @@ class OperationRefused(Exception):
         self.descriptors = descriptors
 
 
-class OperationNotPlain(Exception):
-    """The mount is not plain: the child leaves it to another one. The request is still in the caller's connection."""
-
-
 class OperationEnded(Exception):
     """The child ended without a record, or sent none in time; nothing is left mounted."""
+
+
+class OperationNotPlain(OperationEnded):
+    """The call is not plain: the child leaves it to another one. The request is still in the caller's connection."""
 
 
 #: The broker's own operations, which access no filesystem: they proceed when callers' operations use all children
@@ -53,7 +53,7 @@ class Mounter:
     """The mounter. The supervisor restarts it if it ends; the sockets stay.
 
     Children wait for operations at the other end of `control`, and other children for the broker's own operations at
-    the other end of `own`, and some that make plain mounts at the other end of `plain`; without these, all operations
+    the other end of `own`, and some that serve plain calls at the other end of `plain`; without these, all operations
     go through `control`.
     """
 
@@ -68,8 +68,8 @@ class Mounter:
         self._plain_way = _Way(plain) if plain else self._way
         self.pid = 0
         self.restarts = 0
-        #: Whether there are children that take `StartPlainMount`.
-        self.makes_plain_mounts = False
+        #: Whether there are children that take `StartPlainMount` and `StartPlainUnmount`.
+        self.serves_plain_calls = False
 
     async def begin(self, start: mounter.Start, descriptors: list[int]) -> "Operation":
         """Start an operation in a child, with `start` and additional descriptors, which must stay open meanwhile.
@@ -94,7 +94,7 @@ class Mounter:
         return Operation(ours, start.seconds)
 
     def _way_of(self, start: mounter.Start) -> "_Way":
-        if isinstance(start, mounter.StartPlainMount):
+        if isinstance(start, mounter.StartPlainMount | mounter.StartPlainUnmount):
             return self._plain_way
         return self._own_way if isinstance(start, _OWN) else self._way
 

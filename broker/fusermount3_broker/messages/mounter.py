@@ -7,9 +7,10 @@ for it. The complete list of records, in order:
                child: Made      front: Attach
                child: Mounted   front: Keep   child: Kept
                             or  front: Undo   child: RolledBack
-    plain      as above, or before Made:  child: NotPlain
-    sync_init  as above, and before Made:  child: HandedOver   front: Proceed
+               plain: or before Made:  child: NotPlain
+               sync_init: and before Made:  child: HandedOver   front: Proceed
     unmount    child: UnmountFacts   front: UnmountPlan   child: Unmounted   front: Told
+               plain: or at first  child: NotPlain
     reap       child: Asked, for each filesystem in turn   child: Reaped
                             or  child: NobodyThere
     survey     child: Surveyed
@@ -86,14 +87,21 @@ class StartMount(NamedTuple):
 
 
 class StartPlainMount(NamedTuple):
-    """As `StartMount`, to a child that makes plain mounts only; it may answer `NotPlain` at any turn before `Made`."""
+    """As `StartMount`, to a child that does plain mounts only; it may answer `NotPlain` at any turn before `Made`."""
 
     seconds: Seconds
     commit_seconds: Seconds
 
 
+class StartPlainUnmount(NamedTuple):
+    """As `StartUnmount`, to a child that does plain unmounts only; it may answer `NotPlain` at first."""
+
+    seconds: Seconds
+    name: bytes
+
+
 class NotPlain(NamedTuple):
-    """The mount is not plain: the request is still in the connection, for another child."""
+    """The mount or unmount is not plain: the request is still in the connection, for another child."""
 
 
 class StartUnmount(NamedTuple):
@@ -402,6 +410,7 @@ Start = (
     | StartPlainMount
     | StartVolumeMount
     | StartUnmount
+    | StartPlainUnmount
     | StartReap
     | StartSurvey
     | StartSearch

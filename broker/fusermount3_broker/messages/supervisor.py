@@ -17,7 +17,7 @@ from fusermount3_broker.messages.records import Vocabulary
 
 
 class Begin(NamedTuple):
-    """With descriptors: to the mounter for callers' operations, for the broker's own and for plain mounts, the roots of
+    """With descriptors: to the mounter for callers' operations, for the broker's own and for plain calls, the roots of
     fusectl and of /proc, the control socket, with `metrics` the socket for metrics, with `volumes` the one to the CSI
     plugin, and then the sockets on which callers connect.
 
@@ -48,18 +48,18 @@ class SubordinateIds(NamedTuple):
 class MounterReady(NamedTuple):
     """With two descriptors: the roots of fusectl and of /proc.
 
-    `locks_flags`: the host lets the mounter lock the flags of mounts. `makes_plain_mounts`: it has children for
-    `mounter.StartPlainMount`.
+    `locks_flags`: the host lets the mounter lock the flags of mounts. `serves_plain_calls`: it has children for
+    `mounter.StartPlainMount` and `mounter.StartPlainUnmount`.
     """
 
     locks_flags: bool
-    makes_plain_mounts: bool
+    serves_plain_calls: bool
 
 
 class MounterStarted(NamedTuple):
     pid: int
     restarts: int
-    makes_plain_mounts: bool
+    serves_plain_calls: bool
 
 
 class PluginStarted(NamedTuple):

@@ -12,8 +12,8 @@ Read in this order:
 - An operation: `caller_namespaces` joins the caller's `namespaces`, `mounting` or `unmounting` carries it out, with
   `invariants` (checks every plan), `filesystem` (creates the superblock), `locked_flags` (nosuid and nodev),
   `mount_tree` (attaches, detaches), `child_processes`, `superblock_creator` (in a container's pid namespace).
-- Nearly all mounts, which are plain: `plain_mount`, a program in C that does the same as these modules and leaves what
-  is not plain to them. `programs` has the programs in C.
+- Nearly all calls, which are plain: `plain_calls` start a program in C that does the same as these modules and leaves
+  what is not plain to them. `programs` has the programs in C.
 - The state of mounts: `mount_inspection`, `liveness_probe`, `fuse_connections`.
 - Volumes: `kubelet_directory` (creates and removes them), `volume_targets`, `volume_helper` (mounts at the target),
   `eager_volumes`, `volume_consumers`, `pods`.

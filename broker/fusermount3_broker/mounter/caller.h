@@ -1,5 +1,5 @@
 /*
- * caller.h - the caller of plain_mount: who it is, by the kernel's word, and its namespaces, which this process joins.
+ * caller.h - the caller of plain_call: who it is, by the kernel's word, and its namespaces, which this process joins.
  * The functions do as those of caller_namespaces.py and namespaces.py that they name. All end the operation if they
  * fail.
  */
@@ -24,7 +24,7 @@ static struct {
     int device, pid_namespace;
     unsigned pids;
     ino_t mount_namespace;
-    bool locks_flags;
+    bool locks_flags, may_mount;
 } caller = {.device = NONE, .pid_namespace = NONE};
 
 /* Reads a file of this process's or another's in /proc; `text` is empty if it can't be read. */
@@ -148,8 +148,8 @@ static void become_caller(void)
     check(keep_capabilities(capabilities() | (caller.locks_flags ? BIT(CAP_SYS_CHROOT) : 0)), JOIN);
 }
 
-/* daemon._join() and Caller.join(); returns whether Python has to find out more. */
-static bool join(void)
+/* daemon._join() and Caller.join(), to mount or to unmount; returns whether Python has to find out more. */
+static bool join(bool mounts)
 {
     char text[8192];
     struct ucred peer;
@@ -164,18 +164,22 @@ static bool join(void)
     read_file("%ld/status", peer.pid, text, sizeof text);
     bool is_cut = strlen(text) == sizeof text - 1; /* by the caller's many groups, perhaps within a number */
     bool is_traced = (number_after("\nCapBnd:\t", text, 16) & BIT(CAP_SYS_PTRACE)) != 0;
-    find_pid_namespace(pidfd);
+    caller.may_mount = (number_after("\nCapEff:\t", text, 16) & BIT(CAP_SYS_ADMIN)) != 0;
+    if (mounts)
+        find_pid_namespace(pidfd);
     bool in_user_namespace = setns(pidfd, CLONE_NEWUSER) == 0;
     check(in_user_namespace || errno == EINVAL, JOIN);
     check_pid_namespace(is_traced);
-    caller.locks_flags = opened.cell >= 0 && !in_user_namespace;
-    caller.device = openat(devices, "dev/fuse", O_RDWR | O_CLOEXEC);
-    check(caller.device >= 0, JOIN);
+    caller.locks_flags = mounts && opened.cell >= 0 && !in_user_namespace;
+    if (mounts) {
+        caller.device = openat(devices, "dev/fuse", O_RDWR | O_CLOEXEC);
+        check(caller.device >= 0, JOIN);
+    }
     check(getsockopt(opened.connection, SOL_SOCKET, SO_PEERCRED, &peer, &size_of_peer) == 0, JOIN);
     caller.uid = peer.uid;
     caller.gid = peer.gid;
     join_mount_namespace(pidfd);
     become_caller();
     close(pidfd);
-    return is_cut || (opened.cell == NO_CELL && !in_user_namespace);
+    return is_cut || (mounts && opened.cell == NO_CELL && !in_user_namespace);
 }

@@ -1,5 +1,5 @@
 /*
- * conversation.h - the conversation of plain_mount with the front, in records of text fields (messages/records.py), and
+ * conversation.h - the conversation of plain_call with the front, in records of text fields (messages/records.py), and
  * how it ends. The functions do as those of front_connection.py and mounter/daemon.py that they name.
  */
 #include <errno.h>
@@ -66,12 +66,46 @@ static bool say(const struct record *record)
     return send(opened.conversation, record->bytes, record->size, MSG_NOSIGNAL) >= 0;
 }
 
+static void say_facts(const char *kind, const char *const names[], const uint64_t facts[], size_t count)
+{
+    struct record record;
+
+    begin(&record, kind);
+    for (size_t i = 0; i < count; i++)
+        put_number(&record, names[i], facts[i]);
+    say(&record);
+}
+
 static bool say_word(const char *kind)
 {
     struct record record;
 
     begin(&record, kind);
     return say(&record);
+}
+
+static bool send_descriptor(int to, const char *bytes, size_t size, int descriptor)
+{
+    char room[CMSG_SPACE(sizeof descriptor)] __attribute__((aligned(8))) = {0};
+    struct iovec vector = {.iov_base = (char *)bytes, .iov_len = size};
+    struct msghdr message = {
+        .msg_iov = &vector, .msg_iovlen = 1, .msg_control = room, .msg_controllen = CMSG_LEN(sizeof descriptor)};
+    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof descriptor);
+    memcpy(CMSG_DATA(header), &descriptor, sizeof descriptor);
+    return sendmsg(to, &message, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0;
+}
+
+/* wire.encode_reply(), without warnings. */
+static void begin_reply(struct record *record, const char *request)
+{
+    record->size = 0;
+    put(record, "protocol", REPLY_PROTOCOL);
+    put(record, "id", request);
+    put(record, "errno", "0");
 }
 
 /* What it hears ----------------------------------------------------------------------------------------------- */
@@ -111,10 +145,10 @@ static bool is_set(const char *value)
     return strcmp(value, "1") == 0;
 }
 
-/* Returns a number of up to seven digits; ends the process if there is another text. */
-static unsigned number_of(const char *text)
+/* Returns a number of seconds; ends the process if there is another text. */
+static unsigned seconds_of(const char *text)
 {
-    if (*text == '\0' || strlen(text) > 7 || text[strspn(text, "0123456789")] != '\0')
+    if (*text == '\0' || strlen(text) > 7 || text[strspn(text, "0123456789")] != '\0' || atoi(text) > MOST_SECONDS)
         _exit(0);
     return (unsigned)atoi(text);
 }
@@ -241,13 +275,13 @@ static void check(bool is_done, const char *step)
         fail_with(errno, step);
 }
 
-/* Conversation.hear() */
-static void hear(struct record *record)
+/* Conversation.hear(); false if the front has hung up. */
+static bool hear_if_any(struct record *record)
 {
     ssize_t size = recv(opened.conversation, record->bytes, sizeof record->bytes, MSG_TRUNC);
 
     if (size <= 0 || (size_t)size > sizeof record->bytes)
-        hang_up();
+        return false;
     record->size = (size_t)size;
     if (is_word(record, "LetGo")) {
         take_request();
@@ -255,4 +289,11 @@ static void hear(struct record *record)
         say_word("HasLetGo");
         finish();
     }
+    return true;
+}
+
+static void hear(struct record *record)
+{
+    if (!hear_if_any(record))
+        hang_up();
 }

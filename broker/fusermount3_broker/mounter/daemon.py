@@ -5,8 +5,8 @@ start record with its descriptors from the front, holds one conversation (`messa
 ends. It joins the caller's namespaces and takes the caller's identity from the kernel; it reports to the front what it
 found; it does what the front decided, or nothing. Children are forked before they are needed because a process is slow
 after fork(2): its first access to each page is a fault. So they also rehearse, and a child whose operation may take two
-processes (`volume_helper`) forks the second in advance. Others are no forks: they execute a program that makes plain
-mounts (`plain_mount`).
+processes (`volume_helper`) forks the second in advance. Others are no forks: they execute a program that serves
+plain calls (`plain_calls`).
 
 Every step that could block for ever, such as the lookup of a path on a hung filesystem, is bounded by an alarm whose
 signal kills the child. From the moment a mount is attached until the front says `Keep`, only a rollback sets an alarm.
@@ -42,7 +42,7 @@ from fusermount3_broker.mounter import (
     mount_tree,
     mounting,
     namespaces,
-    plain_mount,
+    plain_calls,
     unmounting,
     worker_pool,
 )
@@ -62,10 +62,10 @@ from fusermount3_broker.mounter.worker_pool import Pool
 from fusermount3_proxy import wire
 
 #: The capabilities that the mounter needs; docs/security.md explains what for.
-CAPABILITIES = (*plain_mount.CAPABILITIES, syscalls.CAP_MKNOD)
-#: Children that wait for callers' operations, as many for plain mounts, and for the broker's own operations
-#: (`maintenance`).
-SPARES, OWN_SPARES = 4, 1
+CAPABILITIES = (*plain_calls.CAPABILITIES, syscalls.CAP_MKNOD)
+#: Children that wait for callers' operations, and for the broker's own (`maintenance`). `FEW_SPARES` forked ones, which
+#: take far more memory, are enough where `SPARES` others wait for plain calls.
+SPARES, FEW_SPARES, OWN_SPARES = 4, 2, 1
 #: Limits for the number of children. For callers' operations: `max_requests`, plus children that close socket
 #: connections (`front.context.DISMISSALS`), unmount dead mounts, or wait; with volumes, plus as many as kubelet's
 #: requests may take (`front.published_volumes`). For the broker's own operations: `front.context.RESCUES` and others.
@@ -82,7 +82,7 @@ _LAST = 0
 def main(ends: list[socket.socket], max_requests: int, kubelet: int | None, left: Collection[int]) -> None:
     """Report to the supervisor when ready; keep children that take start records, until no process can send any.
 
-    `ends`: the first three receive callers' operations, the broker's own, and mounts that may be plain; the last is
+    `ends`: the first three receive callers' operations, the broker's own, and calls that may be plain; the last is
     connected to the supervisor. `kubelet`: a descriptor of kubelet's directory, if there are volumes. `left`: pidfds of
     children of an earlier mounter.
     """
@@ -99,8 +99,8 @@ def main(ends: list[socket.socket], max_requests: int, kubelet: int | None, left
     opened = Descriptors(kubelet)
     maker = locked_flags.Maker(opened.proc)
     os.fchdir(opened.proc)
-    makes_plain = plain_mount.works(opened)
-    ready = orders.MounterReady(locks_flags=not maker.forbidden, makes_plain_mounts=makes_plain)
+    serves_plain = plain_calls.works(opened)
+    ready = orders.MounterReady(locks_flags=not maker.forbidden, serves_plain_calls=serves_plain)
     socket.send_fds(supervisor, [orders.dump(ready)], [opened.fusectl, opened.proc])
     supervisor.close()
     sys.path.clear()
@@ -109,9 +109,9 @@ def main(ends: list[socket.socket], max_requests: int, kubelet: int | None, left
     gc.freeze()
     has_volumes = kubelet is not None
     most = max_requests + MORE_THAN_REQUESTS + (FOR_KUBELET if has_volumes else 0)
-    pools = [Pool(operations, SPARES, most), Pool(own, OWN_SPARES, MOST_OWN)]
-    if makes_plain:
-        pools.append(Pool(plain, SPARES, most, lambda control, line: plain_mount.start(opened, control, line)))
+    pools = [Pool(operations, FEW_SPARES if serves_plain else SPARES, most), Pool(own, OWN_SPARES, MOST_OWN)]
+    if serves_plain:
+        pools.append(Pool(plain, SPARES, most, lambda control, line: plain_calls.start(opened, control, line)))
     else:  # for what an earlier mounter has left
         pools.append(Pool(plain, 1, most))
     pools[0].beside, pools[2].beside = pools[2], pools[0]
@@ -251,7 +251,7 @@ def _operate(opened: Descriptors, child: Child | None, start: Record, descriptor
     if child and not isinstance(start, mounter.StartVolumeMount):
         child.end.close()  # so that the child ends meanwhile
     with _conversation(start, descriptors) as talk:
-        if isinstance(start, mounter.StartMount | mounter.StartPlainMount | mounter.StartUnmount):
+        if isinstance(start, _AnyMount | _AnyUnmount):
             _serve_caller(opened, talk, start, front, *descriptors[1:])
         elif isinstance(start, mounter.StartReap):
             mount_inspection.reap(opened, talk, start)
@@ -307,8 +307,10 @@ def _conversation(start: mounter.Start, descriptors: list[int]) -> Iterator[Conv
             _drain(connection)
 
 
+_AnyMount = mounter.StartMount | mounter.StartPlainMount
+_AnyUnmount = mounter.StartUnmount | mounter.StartPlainUnmount
 #: Operations for a caller, whose connection comes with the start record.
-_CALLERS = mounter.StartMount | mounter.StartPlainMount | mounter.StartVolumeMount | mounter.StartUnmount
+_CALLERS = _AnyMount | _AnyUnmount | mounter.StartVolumeMount
 
 
 def _connections(start: Record, descriptors: list[int]) -> list[socket.socket]:
@@ -340,21 +342,21 @@ def _drain(connection: socket.socket) -> None:
 def _serve_caller(
     opened: Descriptors,
     talk: Conversation,
-    start: mounter.StartMount | mounter.StartPlainMount | mounter.StartUnmount,
+    start: _AnyMount | _AnyUnmount,
     front: int,
     connection: int,
     pidfd: int,
 ) -> None:
     with talk.bounded("join"):
         caller = Caller(opened, connection)
-        caller.locks_flags = not isinstance(start, mounter.StartUnmount)
+        caller.locks_flags = isinstance(start, _AnyMount)
         _join(opened, caller, front, connection, pidfd)
         caller.check_request(talk)
     with _releasing(talk, caller):
-        if isinstance(start, mounter.StartUnmount):
-            unmounting.unmount(talk, caller, start)
-        else:
+        if isinstance(start, _AnyMount):
             mounting.mount(talk, caller, start)
+        else:
+            unmounting.unmount(talk, caller, start)
 
 
 def _attend_child(

@@ -157,13 +157,11 @@ def _unmount_once(directory: int, name: bytes, looked: Looked, lazy: bool, locks
     after the lock has been released; unless the unmount is lazy, this reference is a copy of the mount.
     """
     with ExitStack() as held, alone(locks, [look(directory).mount_id, looked.mount_id], seconds):
-        if _is_covered(looked.mount_id):
-            raise OSError(errno.EBUSY, "another mount lies on it")
         looking = held.enter_context(ExitStack())
         entry = os.open(name, LOOK, dir_fd=directory)
         looking.callback(os.close, entry)
         if look(entry) != looked:
-            raise OSError(errno.EBUSY, "another mount has come")
+            raise OSError(errno.EBUSY, "another mount has come, or lies on it")
         if lazy:
             syscalls.umount2(b"self/fd/%d" % entry, syscalls.MNT_DETACH)
             return

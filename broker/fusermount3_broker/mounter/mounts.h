@@ -1,5 +1,5 @@
 /*
- * mounts.h - what plain_mount asks and changes in the mount tree, as mount_tree.py does where the kernel can describe a
+ * mounts.h - what plain_call asks and changes in the mount tree, as mount_tree.py does where the kernel can describe a
  * single mount. It names the functions of that module. All fail with errno.
  */
 #include <fcntl.h>
@@ -21,8 +21,10 @@ struct status {
     uint32_t old_id, old_parent;
     uint64_t attributes, propagation, peer_group, master, propagate_from;
     uint32_t root, point;
-    char unused[400], text[3584];
+    char unused[400], text[1 << 16];
 };
+/* The room for texts that nearly always suffices. */
+enum { USUAL_ROOM = 3584 };
 _Static_assert(offsetof(struct status, text) == SIZE_OF_STATMOUNT, "as in syscalls.statmount()");
 
 /* struct mnt_id_req */
@@ -62,7 +64,8 @@ static bool status_of(uint64_t id, uint64_t mask, struct status *status)
 {
     struct mounts_request request = {.size = sizeof request, .id = id, .parameter = mask};
 
-    if (syscall(SYS_STATMOUNT, &request, status, sizeof *status, 0) != 0)
+    if (syscall(SYS_STATMOUNT, &request, status, offsetof(struct status, text) + USUAL_ROOM, 0) != 0
+        && (errno != EOVERFLOW || syscall(SYS_STATMOUNT, &request, status, sizeof *status, 0) != 0))
         return false;
     errno = EINVAL;
     return (status->answered & mask) == mask;
@@ -72,6 +75,25 @@ static char *text_of(struct status *status, uint32_t offset)
 {
     status->text[sizeof status->text - 1] = '\0';
     return status->text + (offset < sizeof status->text ? offset : sizeof status->text - 1);
+}
+
+/* Whether a FUSE program may serve the filesystem, which may be fuseblk, too. */
+static bool may_be_fuse(struct status *status)
+{
+    return strncmp(text_of(status, status->type), "fuse", strlen("fuse")) == 0;
+}
+
+/* Returns what follows `name` in a mount's options, which begins an option; NULL if none does. */
+static const char *option(struct status *status, const char *name)
+{
+    const char *each = text_of(status, status->options);
+
+    while (each != NULL && strncmp(each, name, strlen(name)) != 0) {
+        each = strchr(each, ',');
+        if (each != NULL)
+            each++;
+    }
+    return each != NULL ? each + strlen(name) : NULL;
 }
 
 /* mount_tree._parent_of(), or 0. */
@@ -91,27 +113,27 @@ static bool may_have_mounts(uint64_t id)
     return syscall(SYS_LISTMOUNT, &request, &found, 1, 0) != 0;
 }
 
-/* mount_tree._is_covered(), or whether that can't be said. */
+/* mount_tree._is_covered(), or whether that can't be said. A mount that can't be reached from the root has no point. */
 static bool is_covered(uint64_t id)
 {
     struct mounts_request request = {.size = sizeof request, .id = id};
     const uint64_t mask = STATMOUNT_MNT_BASIC | STATMOUNT_MNT_POINT;
-    struct status here, other;
+    static struct status here, other;
     uint64_t found[64];
     long count;
 
     if (!status_of(id, mask, &here))
-        return errno != ENOENT;
+        return errno == EOVERFLOW;
+    if (*text_of(&here, here.point) == '\0')
+        return false;
     while ((count = syscall(SYS_LISTMOUNT, &request, found, SIZE(found), 0)) > 0) {
-        for (long i = 0; i < count; i++) {
-            if (status_of(found[i], mask, &other)
-                    ? other.parent == id && strcmp(text_of(&other, other.point), text_of(&here, here.point)) == 0
-                    : errno != ENOENT)
+        for (long i = 0; i < count; i++)
+            if (status_of(found[i], mask, &other) && other.parent == id
+                && strcmp(text_of(&other, other.point), text_of(&here, here.point)) == 0)
                 return true;
-        }
         request.parameter = found[count - 1];
     }
-    return count < 0;
+    return count < 0 && errno != ENOENT;
 }
 
 static bool set_attributes(int mount, uint64_t set, uint64_t clear)
@@ -136,18 +158,26 @@ static void unlock(uint64_t id)
     errno = error;
 }
 
+static uint64_t milliseconds(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)(now.tv_nsec / MILLISECOND);
+}
+
 /* mount_tree.alone(): excludes the mounter's other children from changing this mount and those on it. */
 static bool lock(uint64_t id)
 {
     const struct timespec pause = {.tv_nsec = MILLISECOND};
-    struct timespec now;
-    time_t give_up = 0;
+    uint64_t give_up = 0;
 
     while (!is_locked(id, F_WRLCK)) {
-        clock_gettime(CLOCK_MONOTONIC, &now);
+        if (errno != EAGAIN && errno != EACCES)
+            return false;
         if (give_up == 0)
-            give_up = now.tv_sec + (time_t)seconds;
-        if (now.tv_sec > give_up) {
+            give_up = milliseconds() + seconds * UINT64_C(1000);
+        if (milliseconds() > give_up) {
             errno = ETIMEDOUT;
             return false;
         }
@@ -156,7 +186,18 @@ static bool lock(uint64_t id)
     return true;
 }
 
-static bool unmount(int mount)
+static bool lock_both(uint64_t below, uint64_t id)
+{
+    if (!lock(below))
+        return false;
+    if (lock(id))
+        return true;
+    unlock(below);
+    return false;
+}
+
+/* By descriptor. */
+static bool unmount_lazily(int mount)
 {
     char path[32];
 
@@ -177,7 +218,7 @@ static bool attach_to(int mountpoint, uint64_t below, int mount, uint64_t id)
     } else if (syscall(SYS_move_mount, mount, "", mountpoint, "", flags) == 0) {
         is_done = parent_of(id) == below;
         if (!is_done) {
-            unmount(mount);
+            unmount_lazily(mount);
             errno = EBUSY; /* the mountpoint is covered */
         }
     }
@@ -194,10 +235,10 @@ static bool detach_from(uint64_t below, int mount, uint64_t id)
     for (unsigned tries = 0; tries < 10 * seconds && !is_done; tries++) {
         if (tries > 0)
             nanosleep(&pause, NULL);
-        if (!lock(below) || !lock(id))
+        if (!lock_both(below, id))
             return false;
         bool is_gone = parent_of(id) == 0 && errno == ENOENT;
-        is_done = is_gone || (!is_covered(id) && unmount(mount));
+        is_done = is_gone || (!is_covered(id) && unmount_lazily(mount));
         unlock(id);
         unlock(below);
     }

@@ -1,4 +1,4 @@
-"""The programs that the mounter executes, written in C: superblock_creator.c and plain_mount.c.
+"""The programs that the mounter executes, written in C: superblock_creator.c and plain_call.c.
 
 Copies of them are executed that nobody can write and that are in no directory: a container that takes over a process of
 theirs finds no file of the host there.
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from fusermount3_broker.kernel import syscalls
 
 #: The executables, built by packaging/mounter_programs.py, beside this module.
-SUPERBLOCK_CREATOR, PLAIN_MOUNT = "superblock_creator", "plain_mount"
+SUPERBLOCK_CREATOR, PLAIN_CALL = "superblock_creator", "plain_call"
 
 
 class Programs(NamedTuple):
@@ -18,7 +18,7 @@ class Programs(NamedTuple):
 
     directory: int
     superblock_creator: int
-    plain_mount: int
+    plain_call: int
 
 
 def load(directory: int) -> Programs:
@@ -26,7 +26,7 @@ def load(directory: int) -> Programs:
 
     The mount is read-only then. Raises OSError.
     """
-    for name in (SUPERBLOCK_CREATOR, PLAIN_MOUNT):
+    for name in (SUPERBLOCK_CREATOR, PLAIN_CALL):
         with open(file_of(name), "rb") as file:
             program = file.read()
         copy = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, dir_fd=directory)
@@ -35,7 +35,7 @@ def load(directory: int) -> Programs:
             file.write(program)
     syscalls.mount_setattr(directory, b"", syscalls.AT_EMPTY_PATH, syscalls.MOUNT_ATTR_RDONLY)
     flags = os.O_PATH | os.O_CLOEXEC
-    opened = (os.open(name, flags, dir_fd=directory) for name in (SUPERBLOCK_CREATOR, PLAIN_MOUNT))
+    opened = (os.open(name, flags, dir_fd=directory) for name in (SUPERBLOCK_CREATOR, PLAIN_CALL))
     return Programs(directory, *opened)
 
 

@@ -8,8 +8,11 @@ from fusermount3_broker.mounter import invariants, mount_tree
 from fusermount3_broker.mounter.caller_namespaces import Caller
 from fusermount3_broker.mounter.front_connection import Conversation, HungUp, StepError
 
+#: A plain unmount comes here if no children can serve plain calls any more.
+Start = mounter.StartUnmount | mounter.StartPlainUnmount
 
-def unmount(talk: Conversation, caller: Caller, start: mounter.StartUnmount) -> None:
+
+def unmount(talk: Conversation, caller: Caller, start: Start) -> None:
     directory = caller.pinned
     if not invariants.is_name(start.name):
         raise StepError(errno.EINVAL, "access mountpoint")
@@ -38,7 +41,7 @@ def _owner_of(looked: mount_tree.Looked) -> int | None:
 
 
 def _unmount_facts(
-    talk: Conversation, caller: Caller, directory: int, start: mounter.StartUnmount
+    talk: Conversation, caller: Caller, directory: int, start: Start
 ) -> tuple[mounter.UnmountFacts, mount_tree.Looked]:
     """Return the facts about the entry, and the topmost mount on it."""
     facts = mounter.UnmountFacts(
@@ -58,9 +61,10 @@ def _unmount_facts(
         return facts._replace(access_errno=error.errno or errno.EIO), mount_tree.Looked(0, 0)
     if looked.mount_id == below.mount_id:
         return facts, looked
-    if start.only_dead:
+    only_dead = isinstance(start, mounter.StartUnmount) and start.only_dead
+    if only_dead:
         caller.announce(talk, looked.device)
-    dead = start.only_dead and _is_dead(caller, directory, start.name, looked)
+    dead = only_dead and _is_dead(caller, directory, start.name, looked)
     return facts._replace(mounted=True, device=looked.device, dead=dead), looked
 
 

@@ -43,7 +43,7 @@ class Mounter:
         self.restarts = 0
         #: Whether the host lets the mounter lock the flags of mounts.
         self.locks_flags = True
-        self._makes_plain_mounts = False
+        self._serves_plain_calls = False
         self.pauses = Backoff(_LONGEST_PAUSE)
 
     @property
@@ -57,7 +57,7 @@ class Mounter:
 
     @property
     def started(self) -> orders.MounterStarted:
-        return orders.MounterStarted(self.pid, self.restarts, self._makes_plain_mounts)
+        return orders.MounterStarted(self.pid, self.restarts, self._serves_plain_calls)
 
     @property
     def fusectl(self) -> int:
@@ -80,7 +80,7 @@ class Mounter:
                     said, roots, _, _ = socket.recv_fds(ours, wire.MAX_MESSAGE, 2)
                     ready = orders.load(said)
                     if isinstance(ready, orders.MounterReady) and roots:
-                        self.locks_flags, self._makes_plain_mounts = ready
+                        self.locks_flags, self._serves_plain_calls = ready
                         self._keep(roots)
                         self.pauses.forget()
                         return

@@ -197,7 +197,8 @@ class FakeChild:
         self.connections = [socket.socket(fileno=os.dup(each)) for each in connections]
         self.kernel = kernel
         self.request = self.take() if isinstance(start, mounter.StartMount | mounter.StartUnmount) else None
-        self.is_plain = isinstance(start, mounter.StartPlainMount)
+        self.is_plain = isinstance(start, mounter.StartPlainMount | mounter.StartPlainUnmount)
+        self.is_unmount = isinstance(start, mounter.StartUnmount | mounter.StartPlainUnmount)
         if self.is_plain:
             self.request = self.take(socket.MSG_PEEK)
         self.plan: MountPlan | None = None
@@ -258,8 +259,11 @@ class FakeChild:
         self.listen()
         if not self.finished and self.heard:
             self._answer(self.heard.pop(0), facts)
-        elif isinstance(self.start, mounter.StartUnmount) and self.unmounts is None and not self.hung_up_on:
-            self._tell_what_is_mounted(facts)
+        elif self.is_unmount and self.unmounts is None and not self.finished and not self.hung_up_on:
+            if self.is_plain and facts.access_errno:
+                self.say_last(mounter.NotPlain())
+            else:
+                self._tell_what_is_mounted(facts)
         elif self.hung_up_on:
             if self.device is not None and not isinstance(self.take(), CommitRequest):
                 self._roll_back()  # otherwise it has taken the front's place
@@ -298,6 +302,8 @@ class FakeChild:
                 self.device = None
                 self.say_last(mounter.Kept())
             case mounter.UnmountPlan():
+                if self.is_plain:
+                    self.take()
                 self.kernel.unmount(self.unmounts or NO_DEVICE)
                 self.say_last(mounter.Unmounted())
             case _:
@@ -383,7 +389,7 @@ class FakeMounter:
         self.kernel = kernel
         self.children: list[FakeChild] = []
         self.down = False
-        self.makes_plain_mounts = True
+        self.serves_plain_calls = True
 
     async def begin(self, start: Any, descriptors: list[int]) -> Operation:
         if self.down:
@@ -553,11 +559,7 @@ class FrontUnderStress(RuleBasedStateMachine):
         children = [each for each in self._children() if each.number == caller.number]
         for child in children:
             child.listen()
-            if (
-                child.heard
-                or child.hung_up_on
-                or (isinstance(child.start, mounter.StartUnmount) and not child.unmounts)
-            ):
+            if child.heard or child.hung_up_on or (child.is_unmount and not child.unmounts):
                 child.act(FACTS)
             elif child.device is not None and not caller.committed:
                 caller.commit()

@@ -40,6 +40,7 @@ from fusermount3_broker.messages.mounter import (
     Proceed,
     RolledBack,
     StartPlainMount,
+    StartPlainUnmount,
     UnmountFacts,
     UnmountPlan,
 )
@@ -114,7 +115,7 @@ class FakeMounter:
         self.dismissals: list[FakeChild] = []
         """Children that have a connection and no operation."""
         self.failure: Exception | None = None
-        self.makes_plain_mounts = False
+        self.serves_plain_calls = False
         self.connection: socket.socket
         """The front's end of the connection that is served."""
 
@@ -124,7 +125,7 @@ class FakeMounter:
         os.fstat(pidfd)
         operation, child = self._begin(start.seconds)
         self.children.append(child)
-        if isinstance(start, StartPlainMount):  # which leaves the request to another child if it does not mount
+        if isinstance(start, StartPlainMount | StartPlainUnmount):  # which may leave the request to another child
             return Operation(operation._channel.give_away(), start.seconds)
         child.request = child.take()
         return operation
@@ -293,7 +294,7 @@ def test_a_mount_that_is_committed_is_kept(scene: Scene) -> None:
 
 
 def test_a_mount_that_is_not_plain_is_begun_again_with_another_child(scene: Scene) -> None:
-    scene.mounter.makes_plain_mounts = True
+    scene.mounter.serves_plain_calls = True
     begun: list[mounter.Record] = []
 
     async def act() -> None:
@@ -317,13 +318,38 @@ def test_a_mount_that_is_not_plain_is_begun_again_with_another_child(scene: Scen
     assert scene.front.requests == {"mount mounted": 1}
 
 
-@pytest.mark.parametrize("request_", [MountRequest(b"/mnt", b"", True), VolumeRequest()], ids=["sync_init", "volume"])
+def test_an_unmount_that_is_not_plain_is_begun_again_with_another_child(scene: Scene) -> None:
+    scene.mounter.serves_plain_calls = True
+
+    async def act() -> None:
+        scene.request(UnmountRequest(b"/mnt", b"mnt"))
+        await scene.child_begins()
+        plain = scene.mounter.children.pop()
+        plain.send(mounter.dump(NotPlain()))
+        with pytest.raises(HungUp):
+            await plain.receive()
+        plain.end()
+        assert (await scene.child_begins()).request[1] == 1, "the child has received the descriptor"
+        scene.child_says(UNMOUNT_FACTS._replace(access_errno=errno.EACCES))
+        assert (await scene.answer()).errno == errno.EPERM
+        await scene.told()
+        assert scene.front.slots.in_use <= 1
+
+    scene.play(act)
+    assert scene.front.requests == {"unmount refused": 1}
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [MountRequest(b"/mnt", b"", True), VolumeRequest(), UnmountRequest(b"/mnt", b"mnt", only_dead=True)],
+    ids=["sync_init", "volume", "only_dead"],
+)
 def test_what_cannot_be_plain_is_not_tried(scene: Scene, request_: wire.Request) -> None:
-    scene.mounter.makes_plain_mounts = True
+    scene.mounter.serves_plain_calls = True
 
     async def act() -> None:
         scene.request(request_)
-        if isinstance(request_, MountRequest):
+        if request_.DESCRIPTORS:
             child = await scene.child_begins()
             assert child.request[1] == 1, "the child has taken it at once"
             scene.child_says(Failed(errno.EPERM, b"join"))

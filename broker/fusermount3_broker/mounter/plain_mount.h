@@ -1,146 +1,13 @@
 /*
- * plain_mount.c - makes a plain mount for a caller, as a child of the mounter, without the interpreter.
- *
- *     plain_mount CONTROL LINE PROC FUSECTL DEVICES DIRECTORY LOCKS CELL SUPERVISOR
- *
- * Nearly all mounts are plain: the caller may mount where it wants to, the kernel can describe single mounts, and the
- * FUSE program gets its descriptor when the mount is there. This program recognizes them and decides nothing. It does
- * as mounting.mount() and the functions that it names; definitions.h is generated from their modules. What it does not
- * recognize it leaves to Python: it says NotPlain, and the front begins again with another child. Until then the
- * request stays in the caller's connection, so the caller sees no difference.
- *
- * The arguments are descriptors, and the supervisor's pid. CONTROL is where the operation comes from, LINE leads to the
- * parent (worker_pool.py); PROC to LOCKS are those of kept_descriptors.py; DIRECTORY holds the programs; CELL is that
- * of locked_flags.py, or negative: see plain_mount.py.
- *
- * The process ends with the operation. Files of the caller's mount namespace it reaches by descriptors only.
+ * plain_mount.h - a plain mount, as mounting.mount() makes it: the caller may mount where it wants to, the kernel can
+ * describe single mounts, and the FUSE program gets its descriptor when the mount is there.
  */
-#define _GNU_SOURCE
 #include <poll.h>
-#include <sys/prctl.h>
 #include <sys/vfs.h>
-
-#include "definitions.h"
-
-#include "superblock.h"
-
-#include "conversation.h"
-#include "mounts.h"
-
-#include "caller.h"
-#include "filesystem.h"
 
 static const char FIND_FACTS[] = "access mountpoint", CHECK_PLAN[] = "check the plan", ROLL_BACK[] = "roll back";
 
-/* The arguments that are in no header. */
-static int control, line, fusectl;
 static unsigned commit_seconds;
-
-/* The request ------------------------------------------------------------------------------------------------- */
-
-/* daemon._receive_start() and worker_pool.tell_parent() */
-static void take_operation(void)
-{
-    static struct record start;
-    static const char *const names[] = {START_FIELDS};
-    const char *values[SIZE(names)];
-    int descriptors[3] = {NONE, NONE, NONE};
-    struct ucred sender = {.pid = 0};
-    char room[CMSG_SPACE(sizeof descriptors) + CMSG_SPACE(sizeof sender)] __attribute__((aligned(8)));
-    struct iovec vector = {.iov_base = start.bytes, .iov_len = sizeof start.bytes};
-    struct msghdr message = {
-        .msg_iov = &vector, .msg_iovlen = 1, .msg_control = room, .msg_controllen = sizeof room};
-    ssize_t size = recvmsg(control, &message, MSG_CMSG_CLOEXEC);
-
-    if (size <= 0 || (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0)
-        _exit(0);
-    for (struct cmsghdr *each = CMSG_FIRSTHDR(&message); each != NULL; each = CMSG_NXTHDR(&message, each)) {
-        if (each->cmsg_type == SCM_CREDENTIALS)
-            memcpy(&sender, CMSG_DATA(each), sizeof sender);
-        else if (each->cmsg_type == SCM_RIGHTS && each->cmsg_len == CMSG_LEN(sizeof descriptors))
-            memcpy(descriptors, CMSG_DATA(each), sizeof descriptors);
-    }
-    start.size = (size_t)size;
-    if (descriptors[0] < 0 || !parse(&start, START_KIND, names, SIZE(names), values))
-        _exit(0);
-    seconds = number_of(values[0]);
-    commit_seconds = number_of(values[1]);
-    front = sender.pid;
-    opened.conversation = descriptors[0];
-    opened.connection = descriptors[1];
-    close(descriptors[2]); /* the front's pidfd of the caller: the kernel gives this process one of its own */
-    dup2(opened.conversation, 0); /* daemon._LAST */
-}
-
-static bool send_descriptor(int to, const char *bytes, size_t size, int descriptor)
-{
-    char room[CMSG_SPACE(sizeof descriptor)] __attribute__((aligned(8))) = {0};
-    struct iovec vector = {.iov_base = (char *)bytes, .iov_len = size};
-    struct msghdr message = {
-        .msg_iov = &vector, .msg_iovlen = 1, .msg_control = room, .msg_controllen = CMSG_LEN(sizeof descriptor)};
-    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
-
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof descriptor);
-    memcpy(CMSG_DATA(header), &descriptor, sizeof descriptor);
-    return sendmsg(to, &message, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0;
-}
-
-/* worker_pool.tell_parent() */
-static void tell_parent(void)
-{
-    prctl(PR_SET_NAME, BUSY_NAME);
-    send_descriptor(line, "", 1, opened.conversation);
-    close(line);
-    close(control);
-}
-
-/*
- * Caller._take_request(), but the request stays in the connection. Another number of descriptors than one is not
- * received: to close one may take as long as a FUSE program likes (fuse_connections.descriptors_in_flight()).
- */
-static void peek_at_request(void)
-{
-    char text[512], byte, room[CMSG_SPACE(sizeof opened.pinned)] __attribute__((aligned(8)));
-    struct iovec vector = {.iov_base = &byte, .iov_len = sizeof byte};
-    struct msghdr message = {
-        .msg_iov = &vector, .msg_iovlen = 1, .msg_control = room, .msg_controllen = CMSG_LEN(sizeof opened.pinned)};
-
-    read_file("self/fdinfo/%ld", opened.connection, text, sizeof text);
-    if (number_after("scm_fds: ", text, 10) != 1)
-        leave_to_python();
-    check(recvmsg(opened.connection, &message, MSG_PEEK | MSG_CMSG_CLOEXEC | MSG_DONTWAIT) >= 0, JOIN);
-    const struct cmsghdr *header = CMSG_FIRSTHDR(&message);
-    if (header == NULL || header->cmsg_type != SCM_RIGHTS)
-        leave_to_python();
-    memcpy(&opened.pinned, CMSG_DATA(header), sizeof opened.pinned);
-}
-
-/* Caller.check_request() of a descriptor opened without O_PATH. The end of the process closes it, and may block. */
-static void check_request(void)
-{
-    struct record record;
-    struct statx looked;
-    char name[16];
-
-    if (is_path(opened.pinned))
-        return;
-    check(look(opened.pinned, &looked), JOIN);
-    snprintf(name, sizeof name, "%u", looked.stx_dev_minor);
-    if (looked.stx_dev_major == 0 && faccessat(fusectl, name, F_OK, 0) == 0) {
-        begin(&record, "Entering");
-        put(&record, "device", name);
-        put_number(&record, "uid", caller.uid);
-        put_number(&record, "mount-namespace", caller.mount_namespace);
-        say(&record);
-    }
-    take_request();
-    begin(&record, "BadDescriptors");
-    put_number(&record, "descriptors", 1);
-    say(&record);
-    finish();
-}
 
 /* The plan ---------------------------------------------------------------------------------------------------- */
 
@@ -161,7 +28,7 @@ static void find_facts(uint64_t facts[FACTS])
     uint64_t below = mount_id_of(opened.pinned);
     if (!status_of(below, STATMOUNT_FS_TYPE, &status))
         fail_with(EINVAL, MOUNT);
-    if (strncmp(text_of(&status, status.type), "fuse", strlen("fuse")) == 0)
+    if (may_be_fuse(&status))
         leave_to_python(); /* what follows would ask the FUSE program */
     check(look(opened.pinned, &looked) && fstat(opened.pinned, &pinned) == 0, FIND_FACTS);
     check(fstatfs(opened.pinned, &filesystem) == 0, FIND_FACTS);
@@ -206,14 +73,10 @@ static void agree(const uint64_t facts[FACTS])
 {
     static const char *const names[] = {FACT_FIELDS};
     static struct record heard;
-    struct record said;
 
     hear(&heard);
     if (!is_decided_on(&heard, facts)) {
-        begin(&said, "MountFacts");
-        for (size_t i = 0; i < FACTS; i++)
-            put_number(&said, names[i], facts[i]);
-        say(&said);
+        say_facts("MountFacts", names, facts, FACTS);
         hear(&heard);
         if (!is_decided_on(&heard, facts))
             fail_with(EPERM, CHECK_PLAN);
@@ -288,15 +151,12 @@ static void attach(uint64_t below, uint64_t id)
 
 /* The end ----------------------------------------------------------------------------------------------------- */
 
-/* Caller.hand_over() and wire.encode_reply() */
+/* Caller.hand_over() */
 static bool hand_over(void)
 {
     struct record reply;
 
-    reply.size = 0; /* the rest need not be cleared */
-    put(&reply, "protocol", REPLY_PROTOCOL);
-    put(&reply, "id", plan[PLAN_REQUEST_ID]);
-    put(&reply, "errno", "0");
+    begin_reply(&reply, plan[PLAN_REQUEST_ID]);
     if (is_set(plan[PLAN_AUTO_UNMOUNT]))
         put(&reply, "auto-unmount", "1");
     return send_descriptor(opened.connection, reply.bytes, reply.size, caller.device);
@@ -350,31 +210,10 @@ static _Noreturn void settle(uint64_t below, uint64_t id)
     finish();
 }
 
-int main(int argc, char *argv[])
+static _Noreturn void mount_for_caller(void)
 {
-    int *const numbers[] = {&control,   &line,  &proc,        &fusectl,   &devices,
-                            &directory, &locks, &opened.cell, &supervisor};
-    long kept[SIZE(numbers) + 3] = {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO};
     uint64_t facts[FACTS];
 
-    if (argc != 1 + (int)SIZE(numbers))
-        return EINVAL;
-    for (size_t i = 0; i < SIZE(numbers); i++)
-        kept[i + 3] = *numbers[i] = atoi(argv[i + 1]);
-    memset(argv[0], 0, (size_t)(strchr(argv[argc - 1], '\0') - argv[0])); /* nobody in a container is to read them */
-    close_all_but(kept, SIZE(kept) - 1); /* the last number is a pid */
-    if (prctl(PR_SET_DUMPABLE, 0) != 0 || !drop_other_capabilities())
-        return errno;
-    take_operation();
-    tell_parent();
-
-    bound();
-    peek_at_request();
-    bool is_unknown = join();
-    check_request();
-    if (is_unknown)
-        leave_to_python();
-    unbound();
     bound();
     find_facts(facts);
     unbound();

@@ -1,6 +1,6 @@
-"""Children of the mounter that make plain mounts, without the interpreter: plain_mount.c.
+"""Children of the mounter that serve plain calls, without the interpreter: plain_call.c.
 
-Such a child costs a fraction of a forked one, which copies the mounter's memory. Nearly all mounts are plain; what such
+Such a child costs a fraction of a forked one, which copies the mounter's memory. Nearly all calls are plain; what such
 a child leaves alone, and whatever else there is to do, the forked children do.
 """
 
@@ -10,7 +10,7 @@ import socket
 from fusermount3_broker.kernel import features, syscalls
 from fusermount3_broker.mounter import child_processes
 from fusermount3_broker.mounter.kept_descriptors import Descriptors
-from fusermount3_broker.mounter.programs import PLAIN_MOUNT
+from fusermount3_broker.mounter.programs import PLAIN_CALL
 
 #: Those of the mounter, without one that its own start needs.
 CAPABILITIES = (
@@ -34,9 +34,9 @@ def start(opened: Descriptors, control: int, line: int) -> int:
     cell = forbidden if opened.cell.namespace is None else opened.cell.namespace
     directory = opened.programs.directory
     descriptors = control, line, opened.proc, opened.fusectl, opened.devices, directory, opened.locks, cell
-    arguments = [PLAIN_MOUNT.encode(), *(b"%d" % each for each in (*descriptors, opened.supervisor))]
+    arguments = [PLAIN_CALL.encode(), *(b"%d" % each for each in (*descriptors, opened.supervisor))]
     keep = [each for each in descriptors if each >= 0]
-    return child_processes.execute(opened.programs.plain_mount, arguments, keep, *CAPABILITIES)
+    return child_processes.execute(opened.programs.plain_call, arguments, keep, *CAPABILITIES)
 
 
 def works(opened: Descriptors) -> bool:
