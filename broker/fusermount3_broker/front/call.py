@@ -175,6 +175,7 @@ class Call(CallerConnection):
     async def _attach(self, operation: Operation, mount: Mount) -> None:
         """Have the child attach the recorded mount. Raises HungUp, and the errors of `operation`."""
         operation.say(Attach())
+        self._front.serving.find_candidates(mount)  # while the child attaches it
         try:
             said = await operation.hear()
         except (OperationEnded, OperationFailed, OperationRefused):

@@ -273,7 +273,7 @@ class Publications:
         publication = known or Publication(volume, self._volumes)
         self._served[volume.target] = publication
         if descriptors:
-            await self._serve(publication, [socket.socket(fileno=each) for each in descriptors])
+            self._serve(publication, [socket.socket(fileno=each) for each in descriptors])
         if not publication.needs_filesystem:
             return bool(descriptors)
         await self._mount_eagerly(publication)
@@ -312,7 +312,7 @@ class Publications:
     async def _take_away(self, target: bytes, volume: Volume | None) -> None:
         """Stop serving the volume, and have the mounter remove it. Raises Refusal."""
         if publication := self._served.pop(target, None):
-            await self._serve(publication, [])
+            self._serve(publication, [])
             publication.end()
         socket = (volume.directory, volume.name, volume.nonce) if volume else (b"", b"", b"")
         start = StartUnpublish(self._seconds, target, *socket)
@@ -320,10 +320,10 @@ class Publications:
             operation.patience = _PATIENCE  # several steps, each with a time limit of its own
             await operation.expect(Unpublished)
 
-    async def _serve(self, publication: Publication, listeners: list[socket.socket]) -> None:
+    def _serve(self, publication: Publication, listeners: list[socket.socket]) -> None:
         """Serve the volume on `listeners` instead of its previous sockets."""
         for listener in publication.listeners:
-            await self._server.leave(listener)
+            self._server.leave(listener)
             listener.close()
         publication.listeners = listeners
         for listener, begin in zip(listeners, self._begin, strict=False):

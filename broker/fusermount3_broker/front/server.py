@@ -73,7 +73,7 @@ class Server:
     def __init__(self, front: Front) -> None:
         self._front = front
         self._tasks: set[asyncio.Task[None]] = set()
-        self._accepting: dict[socket.socket, asyncio.Task[None]] = {}
+        self._listeners: dict[socket.socket, Begin] = {}
 
     async def run(self, listeners: Sequence[socket.socket], stop: asyncio.Event) -> None:
         """Serve the callers that connect to `listeners` until `stop`; then finish calls under way, within deadlines.
@@ -86,8 +86,8 @@ class Server:
         await stop.wait()
         telling.cancel()
         await asyncio.wait([telling])
-        for listener in list(self._accepting):
-            await self.leave(listener)
+        for listener in list(self._listeners):
+            self.leave(listener)
         deadlines = self._front.configuration.deadlines
         await self._end_calls(2 * deadlines.operation + deadlines.commit)
         self._log_refusals()
@@ -95,14 +95,13 @@ class Server:
     def listen(self, listener: socket.socket, begin: Begin) -> None:
         """Serve callers that connect to `listener`, too, each with a call that `begin` makes."""
         listener.setblocking(False)
-        self._accepting[listener] = asyncio.get_running_loop().create_task(self._accept(listener, begin))
+        self._listeners[listener] = begin
+        self._watch(listener)
 
-    async def leave(self, listener: socket.socket) -> None:
+    def leave(self, listener: socket.socket) -> None:
         """Stop accepting callers on `listener`, which may be closed afterwards."""
-        accepting = self._accepting.pop(listener, None)
-        if accepting:
-            accepting.cancel()
-            await asyncio.wait([accepting])
+        if self._listeners.pop(listener, None):
+            asyncio.get_running_loop().remove_reader(listener.fileno())
 
     async def _end_calls(self, seconds: int) -> None:
         """Wait up to `seconds` for the calls under way; then hang up on the rest."""
@@ -112,20 +111,22 @@ class Server:
                 task.cancel()
             await asyncio.gather(*remaining, return_exceptions=True)
 
-    async def _accept(self, listener: socket.socket, begin: Begin) -> None:
+    def _watch(self, listener: socket.socket) -> None:
+        if listener in self._listeners:
+            asyncio.get_running_loop().add_reader(listener.fileno(), self._accept, listener)
+
+    def _accept(self, listener: socket.socket) -> None:
+        """Accept some of the callers that have connected; the event loop calls again for the others."""
         loop = asyncio.get_running_loop()
-        while True:
-            try:
-                connection, _ = await loop.sock_accept(listener)
-                self._admit(connection, begin)
-                with suppress(BlockingIOError):
-                    for _ in range(_AT_ONCE - 1):
-                        connection, _ = listener.accept()
-                        self._admit(connection, begin)
-            except OSError as error:  # for example, no descriptors left: callers wait until it passes
-                self._front.log(log.ERROR, f"cannot accept a caller: {error}")
-                await asyncio.sleep(1)
-            await asyncio.sleep(0)
+        try:
+            with suppress(BlockingIOError):
+                for _ in range(_AT_ONCE):
+                    connection, _ = listener.accept()
+                    self._admit(connection, self._listeners[listener])
+        except OSError as error:  # for example, no descriptors left: callers wait until it passes
+            self._front.log(log.ERROR, f"cannot accept a caller: {error}")
+            loop.remove_reader(listener.fileno())
+            loop.call_later(1, self._watch, listener)
 
     def _admit(self, connection: socket.socket, begin: Begin) -> None:
         try:

@@ -86,15 +86,24 @@ class Serving:
             table.clear()
 
     def added(self, mount: Mount) -> None:
-        """Add a mount; its caller, if the broker sees it, is waiting for the result at this moment."""
+        """Add a mount."""
         self.forget(mount.device)
         if mount.pid:
-            parent = parent_of(mount.pid, self._open_proc)
-            candidates = tuple(each for each in (parent, mount.pid) if each > 1)
-            self.suspect(mount, time.monotonic() + MOMENT, candidates=candidates)
-            for pid in candidates[:1]:  # until the mount is looked at, this process's end is the event to wait for
-                with suppress(OSError):
-                    self._connect(mount, pid, NOT_SEEN)
+            self.suspect(mount, time.monotonic() + MOMENT)
+
+    def find_candidates(self, mount: Mount) -> None:
+        """Look which processes may serve a mount that has just been added.
+
+        Its caller, if the broker sees it, is waiting for the result at this moment.
+        """
+        suspect = self.suspects.get(mount.device)
+        if suspect is None or suspect.mount is not mount:  # it is gone, or the broker does not see the caller
+            return
+        parent = parent_of(mount.pid, self._open_proc)
+        suspect.candidates = tuple(each for each in (parent, mount.pid) if each > 1)
+        for pid in suspect.candidates[:1]:  # until the mount is looked at, this process's end is the event to wait for
+            with suppress(OSError):
+                self._connect(mount, pid, NOT_SEEN)
 
     def dropped(self, mount: Mount) -> None:
         """Forget a mount that is gone."""

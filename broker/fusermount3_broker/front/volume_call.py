@@ -130,6 +130,7 @@ class OldCall(VolumeCall):
         mount = replace(mount, request_id=self.id, pid=peer.pid, command=self._command)
         mount = replace(mount, container=peer.container, account=peer.account)
         self._write_down(mount)
+        self._front.serving.find_candidates(mount)
         return mount
 
     async def _mount_and_give(self, peer: Peer) -> Mount:

@@ -330,6 +330,7 @@ def test_the_parent_of_the_caller_is_believed_to_serve_at_first(scene: Scene, pr
         await asyncio.sleep(0)
         scene.kernel.servers[5] = program.pid, 3
         mount = scene.mount(5, pid=600)
+        scene.front.serving.find_candidates(mount)
         await until(lambda: scene.front.serving.of(mount) == (program.pid, 3))
 
     scene.watch(mount)

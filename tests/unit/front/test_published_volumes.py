@@ -162,8 +162,8 @@ class Scene:
         return self.behind.fusectl.reconnect(device) if known.exists() else self.behind.fusectl.connect(device)
 
     async def restart(self) -> None:
-        for listener in list(self.server._accepting):
-            await self.server.leave(listener)
+        for listener in list(self.server._listeners):
+            self.server.leave(listener)
         self.publications.close()
         self.volumes.close()
         self._begin_front()
