@@ -69,7 +69,7 @@ def test_a_published_volume_is_an_empty_directory_that_nobody_can_write_to(tmp_p
     def body(front: OwnedFront, volume: Volume) -> None:
         publish(front, volume)
         (mount,) = volume.mounts()
-        assert mount.options >= {"ro", "nosuid", "nodev", "noexec"}
+        assert mount.options <= {"rw", "relatime"}
         assert "ro" in mount.super_options
         assert list(volume.target.iterdir()) == []
         with pytest.raises(OSError, match="Read-only"):
@@ -264,6 +264,40 @@ def test_a_target_that_is_no_directory_is_left_alone(plant: Callable[[Path], Non
         unpublish(front, volume)
         assert tree(volume.target.parent) == before
         volume.target.unlink()
+
+    with_volume(tmp_path, body)
+
+
+def test_nobody_writes_to_a_placeholder(tmp_path: Path) -> None:
+    """Not even root, by whatever call."""
+
+    def body(front: OwnedFront, volume: Volume) -> None:
+        publish(front, volume)
+        place = volume.target
+        attempts: list[Callable[[], object]] = [
+            lambda: (place / "file").touch(),
+            lambda: (place / "directory").mkdir(),
+            lambda: place.chmod(0o777),
+            lambda: os.chown(place, 1000, 1000),
+            lambda: os.utime(place),
+            lambda: os.setxattr(place, "trusted.name", b"value"),
+        ]
+        for attempt in attempts:
+            with pytest.raises(OSError, match="Read-only file system"):
+                attempt()
+
+    with_volume(tmp_path, body)
+
+
+def test_in_another_user_namespace_a_placeholder_can_be_bound_writable(tmp_path: Path) -> None:
+    """As container runtimes do; nobody can write all the same."""
+
+    def body(front: OwnedFront, volume: Volume) -> None:
+        publish(front, volume)
+        bound = tmp_path / "bound"
+        bound.mkdir()
+        writable = f"mount --bind {volume.target} {bound} && mount -o remount,bind,rw {bound}"
+        run(["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", f"{writable} && ! touch {bound}/file"])
 
     with_volume(tmp_path, body)
 

@@ -254,6 +254,9 @@ def _detach(entry: int) -> None:
 def _attach_placeholder(entry: int) -> None:
     """Mount a new filesystem that is empty and read-only, on a directory that has no mount. Raises OSError.
 
+    The mount itself has no flags: in another user namespace, nobody could clear them (mount_namespaces(7)), and runc
+    fails there if it is to bind the volume writable, as for most containers. Nothing can be in the filesystem anyway.
+
     A child of an earlier mounter doesn't see the locks of a later one, and may attach a second placeholder; then it
     detaches its own.
     """
@@ -263,8 +266,7 @@ def _attach_placeholder(entry: int) -> None:
             syscalls.fsconfig(context, syscalls.FSCONFIG_SET_STRING, key, value, 0)
         syscalls.fsconfig(context, syscalls.FSCONFIG_SET_FLAG, b"ro", None, 0)
         syscalls.fsconfig(context, syscalls.FSCONFIG_CMD_CREATE, None, None, 0)
-        attributes = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV | syscalls.MOUNT_ATTR_NOEXEC
-        mount = syscalls.fsmount(context, syscalls.FSMOUNT_CLOEXEC, attributes | syscalls.MOUNT_ATTR_RDONLY)
+        mount = syscalls.fsmount(context, syscalls.FSMOUNT_CLOEXEC, 0)
     finally:
         os.close(context)
     try:
