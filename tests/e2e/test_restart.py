@@ -46,7 +46,7 @@ def test_callers_notice_nothing_of_a_kill(
             kills += 1
     seen = Seen.together(caller.result() for caller in callers)
     print(f"{kills} kills, {len(seen.mounts)} mounts, {len(seen.unmounts)} unmounts")
-    assert kills > 2
+    assert kills > 0
     assert len(seen.mounts) > CALLERS, "there was no load"
     assert seen.problems() == []
     assert broker.mounts() == []
