@@ -208,9 +208,13 @@ def users(tmp_path: Path) -> Path:
     return make_mountpoint(tmp_path, "user")
 
 
+#: Directories of pytest's above each test's: with pytest-xdist, each of its processes has one, too.
+_PYTESTS_OWN = 3 if "PYTEST_XDIST_WORKER" in os.environ else 2
+
+
 def let_users_in(directory: Path) -> None:
     """Let every user read a directory made by pytest and its parents, which only root may read otherwise."""
-    for path in (directory, *directory.parents[:2]):
+    for path in (directory, *directory.parents[:_PYTESTS_OWN]):
         mode = path.stat().st_mode
         if not mode & stat.S_IXOTH:  # otherwise it isn't pytest's, or is done
             path.chmod(mode | 0o055)

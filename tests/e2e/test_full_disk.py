@@ -17,7 +17,7 @@ from fusermount3_broker.cli import control_client
 from fusermount3_broker.kernel.syscalls import MNT_DETACH, umount2
 from fusermount3_proxy import wire
 from tests.e2e import hostile
-from tests.e2e.conftest import wait_until
+from tests.e2e.conftest import let_users_in, wait_until
 from tests.e2e.hostile import O_PATH, Client, in_private_namespace
 from tests.lab.broker import Broker
 from tests.lab.commands import run
@@ -68,8 +68,7 @@ def places(tmp_path: Path) -> list[Path]:
     for place in found:
         place.mkdir()
         os.chown(place, USER, USER)
-    for directory in (tmp_path, *tmp_path.parents[:2]):
-        directory.chmod(directory.stat().st_mode | 0o055)
+    let_users_in(tmp_path)
     return found
 
 
