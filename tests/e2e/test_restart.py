@@ -30,6 +30,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 CALLERS = 6
 SECONDS = max(8, round(4 * SLOWNESS))
+#: On a slow machine, the broker's own steps take longer, too.
+DEADLINES = f"[deadlines]\noperation = {max(5, round(2 * SLOWNESS))}\n"
 
 
 @pytest.mark.parametrize("seed", [1])
@@ -37,7 +39,7 @@ SECONDS = max(8, round(4 * SLOWNESS))
 def test_callers_notice_nothing_of_a_kill(
     parts: tuple[Part, ...], seed: int, run_broker: RunBroker, tmp_path: Path
 ) -> None:
-    broker = run_broker()
+    broker = run_broker(DEADLINES)
     callers = start_callers(CALLERS, SECONDS, broker.socket, tmp_path)
     kills = 0
     for left in moments(SECONDS - 1, 0.2, 1.2, seed):
