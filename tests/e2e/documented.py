@@ -78,6 +78,10 @@ NOT_EXECUTED = {
     ("README.md", "make venv static"): "`make test` does so before any test; each broker of the tests is started so, "
     "but with a directory of its own, and not as that of the host",
     ("containers.md", "kubectl apply"): f"{_NO_CLUSTER}; tests/kubernetes validates what it makes",
+    (
+        "containers.md",
+        "kubectl delete",
+    ): f"{_NO_CLUSTER}; tests/kubernetes/test_parts.py compares it with what was applied",
     ("containers.md", "fusermount3-broker device-plugin"): "a kubelet that is a fake has a directory of its own, see "
     "tests/e2e/test_device_plugin_with_a_fake_kubelet.py",
     ("fuse-programs.md", "podman run --rm -it"): "interactive; its option is executed from containers.md",
@@ -86,6 +90,9 @@ NOT_EXECUTED = {
         "make deb",
     ): "tests/packaging builds in clean trees of both releases, and installs by apt-get",
     ("kubernetes.md", "kubectl apply --kustomize"): f"{_NO_CLUSTER}; tests/kubernetes validates what it makes",
+    ("kubernetes.md", "kubectl delete --kustomize"): f"{_NO_CLUSTER}; tests/kubernetes/test_parts.py compares it with "
+    "what was applied",
+    ("kubernetes.md", "helm uninstall"): f"{_NO_CLUSTER}; the same",
     ("kubernetes.md", "kubectl create secret"): _NO_CLUSTER,
     ("kubernetes.md", "kubectl apply --filename"): f"{_NO_CLUSTER}; tests/e2e/csi/test_examples.py runs the examples",
     ("kubernetes.md", "kubectl describe pod"): _NO_CLUSTER,

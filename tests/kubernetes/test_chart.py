@@ -9,45 +9,17 @@ import pytest
 
 from tests.e2e.documented import ROOT, block
 from tests.kubernetes import table
-from tests.kubernetes.objects import (
-    BASE,
-    CHART,
-    EXAMPLES,
-    MIGRATION,
-    VERSIONS,
-    name_of,
-    objects,
-    of_files,
-    the,
-    validate,
-)
+from tests.kubernetes.objects import BASE, CHART, EXAMPLES, MIGRATION, name_of, objects, of_files, the, validate
+from tests.kubernetes.rendered import OLD_DRIVER, OLDEST, rendered_by_helm, rendered_by_kustomize
 from tests.lab.commands import CommandFailed, run
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.kubernetes.objects import Object
-    from tests.lab.commands import Argument
 
 # Building them needs Podman.
 pytestmark = pytest.mark.e2e
-
-NAMESPACE = "fusermount3-proxy"
-#: helm doesn't know which Kubernetes version it is built for, so its command line names one.
-OLDEST = ("--kube-version", VERSIONS[0])
-OLD_DRIVER = "meta-fuse-csi-plugin.csi.storage.pfn.io"
-
-
-def rendered_by_helm(helm: Path, *options: str, release: str = "fusermount3-broker") -> dict[str, Object]:
-    """Return the objects that the chart makes, by their names."""
-    command: list[Argument] = [helm, "template", release, CHART, "--namespace", NAMESPACE, *OLDEST, *options]
-    output = run(command).stdout
-    return {name_of(each): each for each in objects(output)}
-
-
-def rendered_by_kustomize(kustomize: Path, directory: Path) -> dict[str, Object]:
-    output = run([kustomize, "build", directory]).stdout
-    return {name_of(each): each for each in objects(output)}
 
 
 def without_namespace(by_name: dict[str, Object]) -> dict[str, Object]:
@@ -74,7 +46,8 @@ def test_chart_and_base_are_the_same(helm: Path, kustomize: Path) -> None:
 
 def test_chart_and_overlay_are_the_same(helm: Path, kustomize: Path) -> None:
     overlay = rendered_by_kustomize(kustomize, MIGRATION)
-    rendered = rendered_by_helm(helm, f"--set=driverName={OLD_DRIVER}", release="meta-fuse-csi-plugin")
+    name = "meta-fuse-csi-plugin"
+    rendered = rendered_by_helm(helm, f"--set=driverName={OLD_DRIVER}", release=name, namespace=name)
     assert rendered == without_namespace(overlay)
 
 
