@@ -54,3 +54,10 @@ def validate(each: Object) -> None:
 def containers(pod: Object) -> list[Object]:
     spec: Object = pod["spec"]
     return [*spec.get("initContainers", []), *spec["containers"]]
+
+
+def is_pulled_once(image: str) -> bool:
+    """Return whether kubelet pulls the image only if the node lacks it: if it has a digest, or a tag but `latest`."""
+    name, _, digest = image.partition("@")
+    _, _, tag = name.rpartition("/")[2].partition(":")
+    return bool(digest) or tag not in ("", "latest")

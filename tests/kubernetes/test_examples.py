@@ -1,4 +1,4 @@
-"""Test that each example is valid, uses only attributes that the driver knows, and needs no privilege."""
+"""Test that each example is valid, uses attributes that the driver knows, needs no privilege, and ends on request."""
 
 from __future__ import annotations
 
@@ -10,17 +10,22 @@ import pytest
 import yaml
 
 from fusermount3_broker.csi import volume_requests
+from tests.e2e.conftest import wait_until
 from tests.kubernetes.objects import (
     EXAMPLES,
     KUSTOMIZATION,
     PACKAGING,
     containers,
+    is_pulled_once,
     name_of,
     objects,
     of_base,
     the,
     validate,
 )
+from tests.lab.broker import PROXY
+from tests.lab.images import BUSYBOX, image_tag
+from tests.lab.podman import Container, Options, Volume
 
 if TYPE_CHECKING:
     from tests.kubernetes.objects import Object
@@ -123,12 +128,33 @@ def test_who_uses_the_volume_sees_what_is_mounted_later(pod: Object, attributes:
 def test_a_program_whose_filesystem_can_be_seen_is_waited_for(pod: Object) -> None:
     """Checks that the probe names a path on which its container has something mounted."""
     probes = [each["startupProbe"]["exec"]["command"] for each in containers(pod) if "startupProbe" in each]
-    shells = [word for container in containers(pod) for word in container["command"] if "--wait-mounted" in word]
-    commands = [*probes, *(shell.split(" && ")[0].split() for shell in shells)]
+    lines = [line for container in containers(pod) for word in container["command"] for line in word.splitlines()]
+    commands = [*probes, *(line.split(" && ")[0].split() for line in lines if " --wait-mounted " in line)]
     for command in commands:
         assert command[:2] == ["fusermount3-proxy", "--wait-mounted"]
         assert any(command[2] == mount["mountPath"] for each in containers(pod) for mount in each["volumeMounts"])
     assert commands or name_of(pod) == "Pod eager"
+
+
+def test_an_image_that_the_node_has_is_not_pulled_again(pod: Object) -> None:
+    for container in containers(pod):
+        assert is_pulled_once(container["image"]), container["image"]
+
+
+def app_of(path: Path) -> Object:
+    """Return the container that uses the filesystem of this example."""
+    (app,) = [each for each in containers(the("Pod", objects(path.read_text()))) if each["name"] == "app"]
+    return app
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("command", sorted({tuple(app_of(path)["command"]) for path in EXAMPLES}))
+def test_its_app_ends_when_kubelet_asks_it_to(command: tuple[str, ...]) -> None:
+    """A process with pid 1 in its namespace gets no SIGTERM that it does not handle: pid_namespaces(7)."""
+    proxy = Volume(PROXY, "/usr/bin/fusermount3-proxy")
+    with Container(image_tag(BUSYBOX), command, Options(volumes=[proxy])) as container:
+        wait_until(lambda: len(container.processes()) > 1)
+        assert container.stop(20) == 0
 
 
 def test_it_keeps_the_pod_security_standard_restricted(pod: Object) -> None:

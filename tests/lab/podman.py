@@ -198,6 +198,11 @@ class Container:
                 process.kill()
             process.communicate()
 
+    def stop(self, seconds: int) -> int:
+        """End the first process by SIGTERM, or by SIGKILL if it takes longer; return its exit status, 137 if killed."""
+        run([*self._podman, "stop", "--time", str(seconds), self.name], timeout=seconds + 60)
+        return int(run([*self._podman, "inspect", "--format", "{{.State.ExitCode}}", self.name]).stdout)
+
     @property
     def pid(self) -> int:
         """Return the pid of the container's first process on the host."""

@@ -45,11 +45,11 @@ def example_images() -> Images:
         not_run(str(error))
     helpers = pods.clients(PROXY)
     return {
-        "busybox": Image(image_tag(BUSYBOX)),
-        "example/app": Image(image_tag(BUSYBOX), helpers),
-        "example/sshfs": Image(image_tag(SSHFS), helpers),
-        "example/s3fs": Image(debian, helpers),
-        "example/rclone": Image(debian, helpers),
+        "busybox:1.37": Image(image_tag(BUSYBOX)),
+        "example/app:1.0": Image(image_tag(BUSYBOX), helpers),
+        "example/sshfs:1.0": Image(image_tag(SSHFS), helpers),
+        "example/s3fs:1.0": Image(debian, helpers),
+        "example/rclone:1.0": Image(debian, helpers),
     }
 
 
@@ -80,13 +80,16 @@ def secret_for(directory: Path) -> dict[str, bytes]:
 
 @contextlib.contextmanager
 def running(kubelet: Kubelet, name: str, ssh: Path) -> Iterator[Pod]:
-    """The pod of an example, with the server of which it is a client."""
+    """The pod of an example, with the server of which it is a client; all its containers must end when asked to."""
     spec = manifests.load(EXAMPLES / f"{name}.yaml", {SSH_SECRET: secret_for(ssh), S3_SECRET: ACCOUNT})
     server: Server = partial(sshd.serving, ssh)
     servers = {S3_HOST: s3_for} if name in ("s3fs", "rclone") else {"server": server}
     with kubelet.pod(spec, servers=servers) as pod:
         wait_for_volume(pod, "app", "/reports" if name == "subpath" else "/data")
         yield pod
+        pod.stop_loop()
+        for container in reversed([*spec.init_containers, *spec.containers]):
+            assert pod[container.name].stop(20) != 137, f"{container.name} ignores SIGTERM"
 
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
