@@ -90,6 +90,8 @@ NOT_EXECUTED = {
         "make deb",
     ): "tests/packaging builds in clean trees of both releases, and installs by apt-get",
     ("kubernetes.md", "kubectl apply --kustomize"): f"{_NO_CLUSTER}; tests/kubernetes validates what it makes",
+    ("kubernetes.md", "ctr "): "it takes containerd; tests/packaging/test_images.py has Podman load the archive",
+    ("kubernetes.md", "podman load"): "executed from containers.md",
     ("kubernetes.md", "kubectl delete --kustomize"): f"{_NO_CLUSTER}; tests/kubernetes/test_parts.py compares it with "
     "what was applied",
     ("kubernetes.md", "helm uninstall"): f"{_NO_CLUSTER}; the same",

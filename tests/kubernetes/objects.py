@@ -11,12 +11,13 @@ import yaml
 PACKAGING = Path(__file__).parents[2] / "packaging/kubernetes"
 BASE = PACKAGING / "base"
 MIGRATION = PACKAGING / "meta-fuse-csi-plugin"
+DEVICE_PLUGIN = PACKAGING / "device-plugin"
 CHART = PACKAGING / "chart"
 KUSTOMIZATION = "kustomization.yaml"
 EXAMPLES = sorted(path for path in (PACKAGING / "examples").glob("*.yaml") if path.name != KUSTOMIZATION)
 
-#: The first Kubernetes with sidecars, and the newest one with available schemas.
-VERSIONS = ("1.29", kubernetes_validate.latest_version())
+#: The first Kubernetes for which the driver is, the first one with sidecars, and the newest one with available schemas.
+OLDEST, SIDECARS, NEWEST = "1.25", "1.29", kubernetes_validate.latest_version()
 
 Object = dict[str, Any]
 
@@ -47,8 +48,12 @@ def name_of(each: Object) -> str:
 
 def validate(each: Object) -> None:
     """Validate with the API's schemas, which allow no other fields. Raises kubernetes_validate.ValidationError."""
-    for version in VERSIONS:
+    for version in (SIDECARS if has_sidecar(each) else OLDEST, NEWEST):
         kubernetes_validate.validate(each, version, strict=True)
+
+
+def has_sidecar(each: Object) -> bool:
+    return any("restartPolicy" in container for container in each.get("spec", {}).get("initContainers", []))
 
 
 def containers(pod: Object) -> list[Object]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.kubernetes.objects import CHART, VERSIONS, name_of, objects
+from tests.kubernetes import objects as known
+from tests.kubernetes.objects import CHART, name_of, objects
 from tests.lab.commands import run
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 NAMESPACE = "fusermount3-proxy"
 #: helm doesn't know which Kubernetes version it is built for, so its command line names one.
-OLDEST = ("--kube-version", VERSIONS[0])
+OLDEST = ("--kube-version", known.OLDEST)
 OLD_DRIVER = "meta-fuse-csi-plugin.csi.storage.pfn.io"
 
 

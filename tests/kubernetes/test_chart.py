@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 
-from tests.e2e.documented import ROOT, block
+from fusermount3_proxy import __version__
+from tests.e2e.documented import DOCS, ROOT, block, blocks
+from tests.kubernetes import objects as known
 from tests.kubernetes import table
-from tests.kubernetes.objects import BASE, CHART, EXAMPLES, MIGRATION, name_of, objects, of_files, the, validate
+from tests.kubernetes.objects import (
+    BASE,
+    CHART,
+    DEVICE_PLUGIN,
+    EXAMPLES,
+    KUSTOMIZATION,
+    MIGRATION,
+    containers,
+    is_pulled_once,
+    name_of,
+    objects,
+    of_files,
+    the,
+    validate,
+)
 from tests.kubernetes.rendered import OLD_DRIVER, OLDEST, rendered_by_helm, rendered_by_kustomize
 from tests.lab.commands import CommandFailed, run
 
@@ -17,9 +36,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.kubernetes.objects import Object
+    from tests.lab.commands import Argument
 
 # Building them needs Podman.
 pytestmark = pytest.mark.e2e
+
+DOCUMENT = (DOCS / "kubernetes.md").read_text()
 
 
 def without_namespace(by_name: dict[str, Object]) -> dict[str, Object]:
@@ -109,13 +131,51 @@ def test_the_table_of_values_is_as_they_are() -> None:
     assert table.FILE.read_text() == table.page(), "run .venv/bin/python -m tests.kubernetes.table"
 
 
-def test_what_the_page_says_to_install_is_of_the_images_that_it_names(helm: Path) -> None:
+#: Where nodes get the images after an installation by the page; a broker's image is in no public registry.
+NAMED = (
+    f"REGISTRY/fusermount3-broker:{__version__}",
+    "registry.k8s.io/sig-storage/csi-node-driver-registrar:",
+    "registry.k8s.io/sig-storage/livenessprobe:",
+)
+
+
+def images(rendered: list[Object]) -> list[str]:
+    """Return the images of the DaemonSet's containers."""
+    return [each["image"] for each in containers(the("DaemonSet", rendered)["spec"]["template"])]
+
+
+def test_what_the_page_says_to_install_by_helm_can_be_pulled(helm: Path) -> None:
     commands = block("kubernetes.md", "kubectl create namespace").commands
     (install,) = [shlex.split(each) for each in commands if each.startswith("helm install ")]
     rendered = objects(run(["env", "--chdir", ROOT, helm, "template", *install[2:], *OLDEST]).stdout)
-    containers = the("DaemonSet", rendered)["spec"]["template"]["spec"]["containers"]
-    assert {each["image"].rpartition(":")[0] for each in containers} == {
-        "REGISTRY/fusermount3-broker",
-        "REGISTRY/sig-storage/csi-node-driver-registrar",
-        "REGISTRY/sig-storage/livenessprobe",
-    }
+    for image, named in zip(images(rendered), NAMED, strict=True):
+        assert image.startswith(named)
+
+
+@pytest.mark.parametrize("base", [BASE, MIGRATION, DEVICE_PLUGIN], ids=lambda path: path.name)
+def test_what_the_page_says_to_apply_can_be_pulled(kustomize: Path, base: Path, tmp_path: Path) -> None:
+    (page,) = [each.text for each in blocks() if each.page == "kubernetes.md" and "# kustomization.yaml" in each.text]
+    kustomization = yaml.safe_load(page)
+    (resource,) = kustomization["resources"]
+    assert resource.endswith("/packaging/kubernetes/base")
+    kustomization["resources"] = [os.path.relpath(base, tmp_path.resolve())]
+    (tmp_path / KUSTOMIZATION).write_text(yaml.safe_dump(kustomization))
+    for image in images(list(rendered_by_kustomize(kustomize, tmp_path).values())):
+        assert image.startswith(NAMED)
+
+
+@pytest.mark.parametrize("directory", [BASE, MIGRATION, DEVICE_PLUGIN], ids=lambda path: path.name)
+def test_an_image_that_a_node_has_is_not_pulled_again(kustomize: Path, directory: Path) -> None:
+    for image in images(list(rendered_by_kustomize(kustomize, directory).values())):
+        assert is_pulled_once(image), image
+
+
+def test_the_chart_is_for_the_versions_that_the_page_names(helm: Path) -> None:
+    requirements = DOCUMENT.partition("Requirements:")[2].partition("\n\n")[0]
+    sidecars, oldest, *_ = re.findall(r"Kubernetes\s(1\.\d+)", requirements)
+    assert (sidecars, oldest) == (known.SIDECARS, known.OLDEST)
+    command: list[Argument] = [helm, "template", "release", CHART, "--kube-version"]
+    run([*command, f"{oldest}.0"])
+    major, minor = oldest.split(".")
+    with pytest.raises(CommandFailed, match="kubeVersion"):
+        run([*command, f"{major}.{int(minor) - 1}.9"])

@@ -12,7 +12,7 @@ from fusermount3_broker.injection import container_edits
 from fusermount3_broker.service import configuration
 from fusermount3_proxy import __version__
 from tests.kubernetes.objects import (
-    PACKAGING,
+    DEVICE_PLUGIN,
     containers,
     name_of,
     objects,
@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 
     from tests.kubernetes.objects import Object
 
-DIRECTORY = PACKAGING / "device-plugin"
 OBJECTS = [
-    each for name in ("namespace.yaml", "device-plugin.yaml") for each in objects((DIRECTORY / name).read_text())
+    each for name in ("namespace.yaml", "device-plugin.yaml") for each in objects((DEVICE_PLUGIN / name).read_text())
 ]
 SPEC = the("DaemonSet", OBJECTS)["spec"]["template"]["spec"]
 PROXY, BROKER, PLUGIN = containers({"spec": SPEC})
@@ -60,7 +59,7 @@ def test_an_object_is_valid(each: Object) -> None:
 
 
 def test_kustomize_makes_the_same_objects_with_the_packages_version(kustomize: Path) -> None:
-    made = objects(run([kustomize, "build", DIRECTORY]).stdout)
+    made = objects(run([kustomize, "build", DEVICE_PLUGIN]).stdout)
     assert {name_of(each) for each in made} == {name_of(each) for each in OBJECTS}
     daemonset = the("DaemonSet", made)
     assert daemonset["metadata"]["namespace"] == the("Namespace", made)["metadata"]["name"]

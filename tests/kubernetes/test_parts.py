@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.documented import blocks
-from tests.kubernetes.objects import BASE, CHART, MIGRATION, PACKAGING
+from tests.kubernetes.objects import BASE, CHART, DEVICE_PLUGIN, MIGRATION, PACKAGING
 from tests.kubernetes.rendered import NAMESPACE, OLD_DRIVER, rendered_by_helm, rendered_by_kustomize
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # Building helm and kustomize needs Podman.
 pytestmark = pytest.mark.e2e
 
-PARTS = (BASE, MIGRATION, PACKAGING / "device-plugin", PACKAGING / "examples")
+PARTS = (BASE, MIGRATION, DEVICE_PLUGIN, PACKAGING / "examples")
 #: Kinds of ours that are in no namespace.
 OF_THE_CLUSTER = {"CSIDriver", "Namespace", "PersistentVolume"}
 PAGES = ("kubernetes.md", "containers.md")
