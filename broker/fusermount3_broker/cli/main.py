@@ -335,12 +335,24 @@ def generate(output: Path | None, proxy: Path, socket: Path, device_node: bool) 
         if output is None:
             click.echo(text, nl=False)
             return
-        output.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = output.with_name(f"{output.name}.new")  # engines read files that end in .json or .yaml
-        unfinished.write_text(text)
-        unfinished.replace(output)
+        _write(output, text)
     except (cdi.InjectionError, OSError) as error:
         raise _Failure(str(error)) from None
+
+
+def _write(output: Path, text: str) -> None:
+    """Write the file, so that whoever reads it finds all of it or what was there before. Raises OSError.
+
+    A pipe, a device or a link such as /dev/stdout stays what it is, and gets the text.
+    """
+    if output.is_symlink() or (output.exists() and not output.is_file()):
+        with output.open("w") as stream:
+            stream.write(text)
+        return
+    output.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = output.with_name(f"{output.name}.new")  # engines read files that end in .json or .yaml
+    unfinished.write_text(text)
+    unfinished.replace(output)
 
 
 #: A table of more rows is not fitted to the width of the terminal, which takes long.

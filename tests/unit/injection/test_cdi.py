@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from fusermount3_broker.cli import main
 from fusermount3_broker.injection import cdi
 from fusermount3_broker.injection.container_edits import NAMES, Bind, InjectionError, injection
 from fusermount3_proxy import approach, preparation
+from tests.lab.broker import PROGRAM
+from tests.lab.commands import run
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = ROOT / "packaging/cdi/fusermount3-proxy.json"
@@ -43,6 +47,34 @@ def test_the_command_writes_a_file_and_nothing_beside_it(tmp_path: Path) -> None
         assert (result.exit_code, result.output) == (0, "")
         assert file.read_text() == SHIPPED.read_text()
         assert list(file.parent.iterdir()) == [file]
+
+
+def test_a_link_to_a_stream_gets_it_and_stays_a_link(tmp_path: Path) -> None:
+    """As /dev/stdout is one, which must not be replaced by a file of that name."""
+    link = tmp_path / "stdout"
+    link.symlink_to("/proc/self/fd/1")
+    result = run([PROGRAM, "cdi", "generate", "--output", link])
+    assert (result.stdout, result.stderr) == (SHIPPED.read_text(), "")
+    assert link.is_symlink() and list(tmp_path.iterdir()) == [link]
+
+
+def test_a_pipe_gets_it_and_stays_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor() as reader:
+        read = reader.submit(pipe.read_text)
+        assert generate("--output", pipe).exit_code == 0
+        assert read.result(timeout=60) == SHIPPED.read_text()
+    assert pipe.is_fifo() and list(tmp_path.iterdir()) == [pipe]
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    """An engine that reads it at that moment reads either the old one or the new one."""
+    file = tmp_path / "fuse.json"
+    file.write_text("old")
+    with file.open() as opened:
+        assert generate("--output", file).exit_code == 0
+        assert opened.read() == "old"
 
 
 def test_a_file_that_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> None:
