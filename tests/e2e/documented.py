@@ -103,6 +103,7 @@ NOT_EXECUTED = {
         "programs.md",
         "fuse-starter -- sshfs",
     ): "tests/e2e/csi/test_fuse_starter.py does so with programs without a server",
+    ("troubleshooting.md", "kubectl delete pods"): _NO_CLUSTER,
     ("troubleshooting.md", "fusermount3-broker status"): "both are executed, from other pages",
     ("programs.md", "fuse-starter --fd-passing"): "the same",
 }

@@ -12,6 +12,7 @@ PACKAGING = Path(__file__).parents[2] / "packaging/kubernetes"
 BASE = PACKAGING / "base"
 MIGRATION = PACKAGING / "meta-fuse-csi-plugin"
 DEVICE_PLUGIN = PACKAGING / "device-plugin"
+DEVICE_PLUGIN_CDI = PACKAGING / "device-plugin-cdi"
 CHART = PACKAGING / "chart"
 KUSTOMIZATION = "kustomization.yaml"
 EXAMPLES = sorted(path for path in (PACKAGING / "examples").glob("*.yaml") if path.name != KUSTOMIZATION)

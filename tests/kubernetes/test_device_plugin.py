@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from fusermount3_broker.cli import main
-from fusermount3_broker.injection import container_edits
+from fusermount3_broker.injection import cdi, container_edits
 from fusermount3_broker.service import configuration
 from fusermount3_proxy import __version__
 from tests.kubernetes.objects import (
     DEVICE_PLUGIN,
+    DEVICE_PLUGIN_CDI,
     containers,
     name_of,
     objects,
@@ -45,10 +48,10 @@ def options() -> dict[str, object]:
         return dict(context.params)
 
 
-def on_node(container: Object, path: str) -> str:
-    """Return the node's path for `path` in the container, which is a volume or below one."""
+def on_node(container: Object, path: str, spec: Object = SPEC) -> str:
+    """Return the node's path for `path` in the container of this pod, which is a volume or below one."""
     mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
-    volumes = {volume["name"]: volume for volume in SPEC["volumes"]}
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
     (place,) = [place for place in mounts if f"{path}/".startswith(f"{place}/")]
     return str(volumes[mounts[place]]["hostPath"]["path"]) + path.removeprefix(place)
 
@@ -102,3 +105,37 @@ def test_the_plugin_hands_out_what_is_on_the_node(options: dict[str, object]) ->
 def test_the_plugin_is_where_kubelet_looks_for_it(options: dict[str, object]) -> None:
     directory = f"{options['kubelet_dir']}/device-plugins"
     assert directory == on_node(PLUGIN, directory) == "/var/lib/kubelet/device-plugins"
+
+
+@pytest.fixture
+def with_cdi(kustomize: Path) -> Object:
+    """The pod of the DaemonSet that uses CDI."""
+    daemonset = the("DaemonSet", objects(run([kustomize, "build", DEVICE_PLUGIN_CDI]).stdout))
+    validate(daemonset)
+    spec: Object = daemonset["spec"]["template"]["spec"]
+    return spec
+
+
+def test_with_cdi_the_node_is_told_what_the_device_is(
+    with_cdi: Object, options: dict[str, object], tmp_path: Path
+) -> None:
+    writer = with_cdi["initContainers"][1]
+    (output,) = [word for word in writer["args"] if word.startswith("--output=")]
+    path = output.partition("=")[2]
+    assert on_node(writer, path, with_cdi) == "/etc/cdi/fusermount3-proxy.json"
+    arguments = [f"--output={tmp_path / 'file'}" if word == output else word for word in writer["args"]]
+    assert CliRunner().invoke(main.main, [*writer["command"][1:], *arguments]).exit_code == 0
+    specification = json.loads((tmp_path / "file").read_text())
+    (device,) = specification["devices"]
+    assert f"{specification['kind']}={device['name']}" == cdi.DEVICE
+    sources = {mount["hostPath"] for mount in device["containerEdits"]["mounts"]}
+    assert sources == {str(options["proxy"]), str(options["socket"]).rpartition("/")[0], container_edits.STAND_IN}
+
+
+def test_with_cdi_only_the_plugin_differs(with_cdi: Object) -> None:
+    proxy, writer, broker, plugin = containers({"spec": with_cdi})
+    assert plugin.pop("args") == [*PLUGIN["args"], "--cdi"]
+    assert {each.pop("image") for each in (proxy, writer, broker, plugin)} == {f"fusermount3-broker:{__version__}"}
+    for ours, of_the_other in ((proxy, PROXY), (broker, BROKER), (plugin, PLUGIN)):
+        assert ours == {name: value for name, value in of_the_other.items() if name in ours}
+    assert writer["securityContext"] == proxy["securityContext"]
