@@ -3,6 +3,9 @@
 A process that queries a filesystem blocks for as long as its server likes, and can't even be killed meanwhile. So a
 child queries, and this process waits for the child's answer within bounds. Only one child at a time queries the same
 mount: a probe that runs every ten seconds does not fill the container with hung processes.
+
+A probe is killed with its container when the FUSE program there ends, and can't say then what it was waiting for. So
+one that has to wait says it before.
 """
 
 from _signal import SIGKILL
@@ -31,6 +34,11 @@ from time import monotonic, sleep
 from fusermount3_proxy import arguments
 from fusermount3_proxy.failure import Failure, reason, say
 
+# For the type checker only.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 USAGE = b"""\
 --wait-mounted PATH [--timeout S]
 Exit with 0 as soon as a FUSE filesystem is mounted at PATH and served, with 1 if it is not after S seconds (0).
@@ -38,17 +46,22 @@ Exit with 0 as soon as a FUSE filesystem is mounted at PATH and served, with 1 i
 
 #: Minimum seconds that a filesystem has to answer. A probe has one second unless its pod sets another timeout.
 ANSWER = 0.7
+#: Seconds of waiting after which the problem is told, once.
+LATE = 0.3
 #: Seconds after which a new query is made: another filesystem may have replaced one that hangs.
 LONGEST_LOOK = 5.0
 #: Seconds between two queries.
 PAUSE = 0.1
 
 _SERVED = b"served"
+#: Sent by the child before it asks the filesystem.
+_ASKING = b"asking"
+_SILENT = b"the filesystem does not answer"
 _LARGEST_DESCRIPTOR = 2**31 - 1
 _OPTIONS = {b"wait-mounted": b"path", b"timeout": b"timeout"}
 
 
-def main(_program: bytes, words: list[bytes]) -> int:
+def main(program: bytes, words: list[bytes]) -> int:
     """Return 0 once the filesystem is there. Raises Failure if it is not there in time."""
     given, rest = arguments.split(words, _OPTIONS)
     if arguments.HELP in given:
@@ -56,22 +69,40 @@ def main(_program: bytes, words: list[bytes]) -> int:
         return 0
     if rest or not given.get(b"path"):
         raise Failure(b"extra argument: %b" % rest[0] if rest else b"--wait-mounted: missing path")
-    wait(given[b"path"], arguments.seconds(given.get(b"timeout", b"0")))
+    told: list[bytes] = []
+
+    def tell(text: bytes) -> None:
+        if not told:
+            say(2, b"%b: %b\n" % (program, text))
+            told.append(text)
+
+    try:
+        wait(given[b"path"], arguments.seconds(given.get(b"timeout", b"0")), tell)
+    except Failure as failure:
+        if failure.text in told:
+            return 1
+        raise
     return 0
 
 
-def wait(path: bytes, timeout: float) -> None:
-    """Wait until a served FUSE filesystem is mounted at `path`; query at least once. Raises Failure."""
+def wait(path: bytes, timeout: float, tell: "Callable[[bytes], None]") -> None:
+    """Wait until a served FUSE filesystem is mounted at `path`; query at least once. Raises Failure.
+
+    If that takes longer than `LATE` seconds, `tell` gets the problem meanwhile, perhaps repeatedly.
+    """
+    late = monotonic() + LATE
     give_up = monotonic() + timeout
-    while problem := _look(path, min(max(give_up - monotonic(), ANSWER), LONGEST_LOOK)):
+    while problem := _look(path, min(max(give_up - monotonic(), ANSWER), LONGEST_LOOK), tell):
         if monotonic() + PAUSE > give_up:
             waited = b", waited %g seconds" % timeout if timeout else b""
             raise Failure(b"%b: %b%b" % (path, problem, waited))
+        if monotonic() >= late:
+            tell(b"%b: %b" % (path, problem))
         sleep(PAUSE)
 
 
-def _look(path: bytes, seconds: float) -> bytes:
-    """Return the problem with `path`; empty if there is none."""
+def _look(path: bytes, seconds: float, tell: "Callable[[bytes], None]") -> bytes:
+    """Return the problem with `path`; empty if there is none. Tells that there is no answer while it waits for one."""
     ours, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC)
     child = fork()
     if child == 0:
@@ -80,17 +111,31 @@ def _look(path: bytes, seconds: float) -> bytes:
         finally:
             _exit(0)
     theirs.close()
-    ours.settimeout(seconds)
     try:
-        answer = ours.recv(256)
-    except TimeoutError:
-        kill(child, SIGKILL)
-        waitpid(child, WNOHANG)  # the child may be waiting for the filesystem even now
-        return b"the filesystem does not answer"
+        give_up = monotonic() + seconds
+        answer = _receive(ours, seconds)
+        if answer == _ASKING:
+            answer = _receive(ours, min(LATE, give_up - monotonic()))
+            if answer is None:
+                tell(b"%b: %b" % (path, _SILENT))
+                answer = _receive(ours, give_up - monotonic())
+        if answer is None:
+            kill(child, SIGKILL)
+            waitpid(child, WNOHANG)  # the child may be waiting for the filesystem even now
+            return _SILENT
     finally:
         ours.close()
     waitpid(child, 0)
     return b"" if answer == _SERVED else answer or b"the check could not run"
+
+
+def _receive(end: socket, seconds: float) -> bytes | None:
+    """Return a message, empty if the other end is closed, None if there is none in time."""
+    end.settimeout(max(seconds, 0.001))
+    try:
+        return end.recv(256)
+    except TimeoutError:
+        return None
 
 
 def _answer(path: bytes, asker: socket) -> None:
@@ -111,6 +156,7 @@ def _state(path: bytes, asker: socket) -> bytes:
     mount = _mount_at(place)
     if not mount:
         return b"not a mountpoint of a FUSE filesystem"
+    asker.send(_ASKING)
     _take_turn(mount, asker)
     fstat(place)  # without allow_other, EACCES for all but its user
     try:

@@ -227,6 +227,12 @@ def container(start: Start) -> Container:
     return start(image_tag(BUSYBOX), volumes=volumes)
 
 
+def first_line_of(waiting: Popen[str]) -> str:
+    """Return the first line on stderr of a probe that waits; it says what for, because it may be killed."""
+    assert waiting.stderr is not None
+    return waiting.stderr.readline()
+
+
 def serve(container: Container, *argv: str, user: str | None = None) -> Popen[str]:
     program = container.start([*argv, MOUNTPOINT], user=user)
     wait_until(lambda: container.fuse_mounts(MOUNTPOINT))
@@ -257,7 +263,7 @@ def test_the_probe_of_an_absent_a_live_and_a_dead_mount(container: Container) ->
 def test_the_probe_waits_for_a_mount(container: Container) -> None:
     waiting = container.start([OPT, "--wait-mounted", MOUNTPOINT, "--timeout", "60"])
     begun = time.monotonic()
-    time.sleep(0.5)
+    assert first_line_of(waiting) == f"{OPT}: {MOUNTPOINT}: not a mountpoint of a FUSE filesystem\n"
     assert waiting.poll() is None
     serve(container, "whoamifs", "-f")
     assert waiting.wait(timeout=60) == 0
@@ -302,7 +308,7 @@ def test_a_stopped_program_that_goes_on_is_waited_for(container: Container) -> N
     container.exec(["sh", "-c", "kill -STOP $(pidof whoamifs)"])
     check_not_ready(probe(container, MOUNTPOINT), f"{MOUNTPOINT}: the filesystem does not answer")
     waiting = container.start([OPT, "--wait-mounted", MOUNTPOINT, "--timeout", "60"])
-    time.sleep(0.5)
+    assert first_line_of(waiting) == f"{OPT}: {MOUNTPOINT}: the filesystem does not answer\n"
     assert waiting.poll() is None
     container.exec(["sh", "-c", "kill -CONT $(pidof whoamifs)"])
     assert waiting.wait(timeout=60) == 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import select
 import socket
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from fusermount3_proxy import probe
+from fusermount3_proxy import probe, programs
 from fusermount3_proxy.failure import Failure
 from tests.unit.fakes import FakeClock, open_descriptors
 
@@ -24,14 +25,19 @@ LONG = 60.0
 
 def failure(path: bytes = b"/mnt", timeout: float = 0) -> str:
     with pytest.raises(Failure) as caught:
-        probe.wait(path, timeout)
+        probe.wait(path, timeout, lambda _: None)
     return caught.value.text.decode()
+
+
+def never(text: bytes) -> None:
+    pytest.fail(f"told without need: {text!r}")
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give children all the time that they may need on a busy machine."""
     monkeypatch.setattr(probe, "ANSWER", LONG)
+    monkeypatch.setattr(probe, "LATE", LONG)
     monkeypatch.setattr(probe, "LONGEST_LOOK", LONG)
 
 
@@ -48,7 +54,7 @@ def state(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], bytes]], No
 def test_what_is_served_is_enough(state: Callable[[Callable[[], bytes]], None]) -> None:
     state(lambda: probe._SERVED)
     before = open_descriptors()
-    probe.wait(b"/mnt", 0)
+    probe.wait(b"/mnt", 0, never)
     assert open_descriptors() == before
 
 
@@ -96,7 +102,7 @@ def test_it_ends_as_soon_as_it_is_there(state: Callable[[Callable[[], bytes]], N
 
     state(second_time)
     begun = time.monotonic()
-    probe.wait(b"/mnt", LONG)
+    probe.wait(b"/mnt", LONG, never)
     assert time.monotonic() - begun < LONG / 2
 
 
@@ -124,6 +130,62 @@ def test_a_look_that_hangs_is_given_up_and_its_child_killed(
         os.waitpid(children[0], 0)
 
 
+def hang(_: bytes, asker: socket.socket) -> bytes:
+    """Stand in for a query that gets no answer; ends with the process that waits for it."""
+    asker.send(probe._ASKING)
+    waiting = os.getppid()
+    while os.getppid() == waiting:
+        time.sleep(0.01)
+    return b""
+
+
+def test_a_probe_that_is_killed_while_it_waits_for_an_answer_has_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is with its container, when the FUSE program ends that has not answered yet."""
+    monkeypatch.setattr(probe, "LATE", 0.1)
+    monkeypatch.setattr(probe, "_state", hang)
+    assert said_before_it_is_killed(b"/mnt") == b"probe: /mnt: the filesystem does not answer\n"
+
+
+def test_a_probe_that_is_killed_while_it_waits_for_a_mount_has_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "LATE", 0.1)
+    expected = b"probe: /proc: not a mountpoint of a FUSE filesystem\n"
+    assert said_before_it_is_killed(b"/proc", b"--timeout", str(LONG).encode()) == expected
+
+
+def said_before_it_is_killed(path: bytes, *more: bytes) -> bytes:
+    """Return what the probe writes to stderr until it is killed, which is when it has written something."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.dup2(writer, 2)
+            probe.main(b"probe", [b"--wait-mounted", path, *more])
+        finally:
+            os._exit(0)
+    os.close(writer)
+    try:
+        ready, _, _ = select.select([reader], [], [], LONG / 2)
+        os.kill(child, 9)
+        _, status = os.waitpid(child, 0)
+        assert ready and os.waitstatus_to_exitcode(status) == -9
+        return os.read(reader, 1000)
+    finally:
+        os.close(reader)
+
+
+@pytest.mark.parametrize("late", [0.1, LONG])
+def test_what_is_wrong_is_said_once(
+    late: float,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(probe, "LATE", late)
+    monkeypatch.setattr(probe, "ANSWER", 0.3)
+    monkeypatch.setattr(probe, "_state", hang)
+    assert programs.run(b"probe", probe.main, [b"--wait-mounted", b"/mnt"], 1) == 1
+    assert capfd.readouterr().err == "probe: /mnt: the filesystem does not answer\n"
+
+
 def test_the_child_holds_no_stream_of_the_probe(state: Callable[[Callable[[], bytes]], None], tmp_path: Path) -> None:
     """The program that executes a probe reads its streams to their end; a hung child must not delay that."""
 
@@ -132,7 +194,7 @@ def test_the_child_holds_no_stream_of_the_probe(state: Callable[[Callable[[], by
         return probe._SERVED
 
     state(list_descriptors)
-    probe.wait(b"/mnt", 0)
+    probe.wait(b"/mnt", 0, never)
     kinds = [each.rpartition("/")[2].partition(":")[0] for each in (tmp_path / "open").read_text().split()]
     assert kinds.count("socket") == 1
     assert len(kinds) <= 3, kinds  # the socket, and the file and the directory that this fake opened
