@@ -34,6 +34,7 @@ def entries() -> Iterator[Callable[[], object]]:
         yield partial(images.rootfs, recipe)
     for name in programs.PACKAGES:
         yield partial(programs.program, name)
+    yield programs.promtool
     for python in pypi.PYTHONS.values():
         yield partial(pypi.wheelhouse, python)
     for machine in MACHINES.values():

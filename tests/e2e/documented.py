@@ -100,6 +100,10 @@ NOT_EXECUTED = {
     ("kubernetes.md", "kubectl describe pod"): _NO_CLUSTER,
     ("kubernetes.md", "kubectl --namespace mfcp-system"): _NO_CLUSTER,
     (
+        "operations.md",
+        "helm upgrade",
+    ): f"{_NO_CLUSTER}; tests/kubernetes/test_metrics.py looks at what these values make",
+    (
         "programs.md",
         "fuse-starter -- sshfs",
     ): "tests/e2e/csi/test_fuse_starter.py does so with programs without a server",

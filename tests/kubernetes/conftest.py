@@ -1,7 +1,8 @@
-"""Fixtures: the executables of helm and kustomize."""
+"""Fixtures: the executables of helm, kustomize and promtool."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,12 +12,13 @@ from tests.callers.conftest import not_run
 from tests.kubernetes import programs
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
-def built(name: str) -> Path:
+def built(make: Callable[[], Path]) -> Path:
     try:
-        return programs.program(name)
+        return make()
     except NotReachable as error:
         not_run(str(error))
         raise
@@ -24,9 +26,14 @@ def built(name: str) -> Path:
 
 @pytest.fixture(scope="session")
 def helm() -> Path:
-    return built("helm")
+    return built(partial(programs.program, "helm"))
 
 
 @pytest.fixture(scope="session")
 def kustomize() -> Path:
-    return built("kustomize")
+    return built(partial(programs.program, "kustomize"))
+
+
+@pytest.fixture(scope="session")
+def promtool() -> Path:
+    return built(programs.promtool)

@@ -1,15 +1,19 @@
-"""helm and kustomize, built from their Go modules into the cache.
+"""helm and kustomize, built from their Go modules into the cache, and promtool of Debian.
 
-Each has its own module below tests/programs/kubernetes, whose go.sum fixes the downloads. They are built in the same
-container as the callers, so on a fresh machine they need only Podman.
+Each of the first two has its own module below tests/programs/kubernetes, whose go.sum fixes the downloads. They are
+built in the same container as the callers, so on a fresh machine they need only Podman.
 """
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from pathlib import Path
 
 from tests.callers.build import compile_in, compilers, copy_out, downloading, recipe_of
-from tests.lab.cache import Cache
+from tests.lab import debian
+from tests.lab.cache import Cache, recipe_hash
+from tests.lab.commands import run
 from tests.lab.programs import SOURCES
 
 PACKAGES = {"helm": "helm.sh/helm/v3/cmd/helm", "kustomize": "sigs.k8s.io/kustomize/kustomize/v5"}
@@ -32,3 +36,18 @@ def program(name: str) -> Path:
             copy_out(container, "/out", directory)
 
     return Cache().entry(name, recipe_of(source), build) / name
+
+
+def promtool() -> Path:
+    """Return promtool, taken out of its package: installed, that would run a Prometheus. Raises build.NotReachable."""
+    suite, package, member = "bookworm", "prometheus", "usr/bin/promtool"
+
+    def build(directory: Path) -> None:
+        with tempfile.TemporaryDirectory() as temporary:
+            place = Path(temporary)
+            with downloading("promtool of Debian"):
+                debian.download(suite, [[package]], place)
+            run(["dpkg-deb", "--extract", debian.debs(place)[package], place / "root"])
+            shutil.copy(place / "root" / member, directory)
+
+    return Cache().entry("promtool", recipe_hash(debian.machine(suite).key(), package, member), build) / "promtool"

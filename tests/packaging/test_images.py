@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+import yaml
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
@@ -340,3 +341,35 @@ def test_the_device_plugins_first_container_finds_the_proxy_in_it(loaded: Loaded
     options = ["--rm", "--read-only", "--cap-drop=all", "--network=none", f"--entrypoint={shell}"]
     run(["podman", *RUNTIME, "run", *LIMITS, *options, "--volume", f"{tmp_path}:/proxy", loaded.broker, *words])
     assert run([tmp_path / PROXY, "--version"]).stdout.startswith(f"fusermount3-proxy version: {__version__}\n")
+
+
+def added_by(kustomization: str) -> Any:
+    """Return the container that this kustomization or component adds to a DaemonSet."""
+    patches = yaml.safe_load((PACKAGING / kustomization / "kustomization.yaml").read_text())["patches"]
+    operations = [each for patch in patches for each in yaml.safe_load(patch["patch"])]
+    (container,) = [each["value"] for each in operations if each["path"].endswith("ontainers/-")]
+    assert container["image"] == BROKER
+    return container
+
+
+def test_the_container_that_passes_on_metrics_finds_its_program_in_it(loaded: Loaded) -> None:
+    added = added_by("metrics")
+    entrypoint, *words = added["command"]
+    user = f"{added['securityContext']['runAsUser']}:{added['securityContext']['runAsGroup']}"
+    extra = ["--cap-drop=all", "--security-opt=no-new-privileges", f"--entrypoint={entrypoint}"]
+    options = Options(user=user, read_only=True, extra=extra)
+    with Container(loaded.broker, [*words, *added["args"]], options) as container:
+        connect = ["socat", "-u", "OPEN:/dev/null", f"TCP:127.0.0.1:{added['ports'][0]['containerPort']}"]
+        wait_until(lambda: container.exec(connect, check=False).returncode == 0)
+        assert container.stop(20) != 137
+
+
+def test_the_container_that_writes_the_cdi_file_finds_its_program_in_it(loaded: Loaded, tmp_path: Path) -> None:
+    added = added_by("device-plugin-cdi")
+    assert [mount["mountPath"] for mount in added["volumeMounts"]] == ["/etc/cdi"]
+    entrypoint, *words = added["command"]
+    options = ["--rm", "--read-only", "--cap-drop=all", "--network=none", f"--entrypoint={entrypoint}"]
+    command = ["podman", *RUNTIME, "run", *LIMITS, *options, "--volume", f"{tmp_path}:/etc/cdi", loaded.broker]
+    run([*command, *words, *added["args"]])
+    (written,) = tmp_path.iterdir()
+    assert json.loads(written.read_text())["kind"] == "fusermount3-proxy.dev/fuse"

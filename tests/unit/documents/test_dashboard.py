@@ -9,51 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import promql_parser
-import pytest
 from prometheus_client import Metric
-from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from fusermount3_broker.front.metrics import Exposition
-from tests.unit.fronts import FrontWithoutMounter
+from tests.unit.documents.promql import ADDED, check_known, selectors
 
 ROOT = Path(__file__).parents[3]
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "packaging/grafana/fusermount3-broker.json").read_text())
 OPERATIONS = ROOT / "docs/operations.md"
 #: Values that Grafana substitutes for its variables.
 VARIABLES = {"$__rate_interval": "1m", "$__range": "3h", "$job": ".+", "$instance": ".+"}
-#: Labels that Prometheus adds to scraped samples.
-ADDED = {"job", "instance"}
-
-
-@pytest.fixture
-def families(tmp_path: Path) -> list[Metric]:
-    """The endpoint's metrics for a front in which every metric has a sample."""
-    front = FrontWithoutMounter(tmp_path).front
-    front.limits_hit["mount_max"] += 1
-    front.latency.labels("mount").observe(0.003)
-    _, text = Exposition(front).text("")
-    found = list(parse_text(text.decode()))
-    assert all(family.samples for family in found)
-    return found
-
-
-def selectors(expression: Any) -> list[promql_parser.VectorSelector]:
-    """Return the metric selectors in a parsed expression."""
-    match expression:
-        case promql_parser.VectorSelector():
-            return [expression]
-        case promql_parser.MatrixSelector():
-            return [expression.vector_selector]
-        case promql_parser.BinaryExpr():
-            return selectors(expression.lhs) + selectors(expression.rhs)
-        case promql_parser.Call():
-            return [each for argument in expression.args for each in selectors(argument)]
-        case promql_parser.AggregateExpr() | promql_parser.ParenExpr() | promql_parser.SubqueryExpr():
-            return selectors(expression.expr)
-        case promql_parser.UnaryExpr():
-            return selectors(expression.expr)
-        case _:
-            return []
 
 
 def expressions() -> list[str]:
@@ -71,16 +35,7 @@ def selected() -> list[promql_parser.VectorSelector]:
 
 
 def test_every_metric_on_the_dashboard_exists_with_its_labels(families: list[Metric]) -> None:
-    labels: dict[str, set[str]] = {}
-    values: set[tuple[str, str, str]] = set()
-    for sample in itertools.chain.from_iterable(family.samples for family in families):
-        labels.setdefault(sample.name, set()).update(sample.labels)
-        values |= {(sample.name, label, value) for label, value in sample.labels.items()}
-    for selector in selected():
-        assert selector.name in labels
-        for matcher in selector.matchers.matchers:
-            assert matcher.name in labels[selector.name] | ADDED
-            assert matcher.name in ADDED or (selector.name, matcher.name, matcher.value) in values
+    check_known(selected(), families)
 
 
 def test_every_metric_is_on_the_dashboard(families: list[Metric]) -> None:

@@ -22,6 +22,7 @@ STATED = {
         rf"- name: fusermount3-broker\n +newTag: {NUMBER}$",
         1,
     ),
+    "packaging/kubernetes/metrics/kustomization.yaml": (rf"- name: fusermount3-broker\n +newTag: {NUMBER}$", 1),
     "docs/containers.md": (rf"localhost/fusermount3-(?:proxy|broker):{NUMBER}\b", 3),
     "docs/kubernetes.md": (rf"localhost/fusermount3-broker:{NUMBER}\b", 1),
     "docs/troubleshooting.md": (rf"^fusermount3-proxy version: {NUMBER}$", 1),

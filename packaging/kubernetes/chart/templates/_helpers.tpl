@@ -18,3 +18,8 @@ capabilities:
 seccompProfile:
   type: RuntimeDefault
 {{- end }}
+
+{{/* Where the broker exports its metrics: nobody outside of the pod can connect to it. */}}
+{{- define "endpoint" -}}
+127.0.0.1:9467
+{{- end }}

@@ -1,0 +1,28 @@
+"""Fixtures: the metrics that the broker exports."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from fusermount3_broker.front.metrics import Exposition
+from tests.unit.fronts import FrontWithoutMounter
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from prometheus_client import Metric
+
+
+@pytest.fixture
+def families(tmp_path: Path) -> list[Metric]:
+    """The endpoint's metrics for a front in which every metric has a sample."""
+    front = FrontWithoutMounter(tmp_path).front
+    front.limits_hit["mount_max"] += 1
+    front.latency.labels("mount").observe(0.003)
+    _, text = Exposition(front).text("")
+    found = list(parse_text(text.decode()))
+    assert all(family.samples for family in found)
+    return found
