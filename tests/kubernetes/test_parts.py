@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.documented import blocks
-from tests.kubernetes.objects import BASE, CHART, DEVICE_PLUGIN, MIGRATION, PACKAGING
+from tests.kubernetes.objects import BASE, CHART, DEVICE_PLUGIN, DEVICE_PLUGIN_CDI, MIGRATION, PACKAGING
 from tests.kubernetes.rendered import NAMESPACE, OLD_DRIVER, rendered_by_helm, rendered_by_kustomize
 
 if TYPE_CHECKING:
@@ -68,6 +68,13 @@ def test_a_part_is_in_a_namespace_that_it_brings(parts: dict[str, list[Object]])
         own = {each["metadata"]["name"] for each in objects if each["kind"] == "Namespace"}
         used = {namespace_of(each) for each in objects} - {""}
         assert used == (own or {"default"}), name
+
+
+def test_with_cdi_the_device_plugin_is_removed_by_the_same_command(
+    kustomize: Path, parts: dict[str, list[Object]]
+) -> None:
+    with_cdi = rendered_by_kustomize(kustomize, DEVICE_PLUGIN_CDI).values()
+    assert all(is_removed_with(each, parts[DEVICE_PLUGIN.name]) for each in with_cdi)
 
 
 def test_two_releases_of_the_chart_share_nothing(helm: Path) -> None:
