@@ -120,6 +120,10 @@ def test_what_is_set_makes_valid_objects(helm: Path, options: tuple[str, ...]) -
         ("--set=imagePullPolicy=Sometimes", "imagePullPolicy"),
         ("--set=images.broker.digest=sha256", "digest"),
         ("--set=healthPort=0", "healthPort"),
+        ("--set=metrics.port=80", "metrics.port"),
+        ("--set=podMonitor.enabled=yes", "podMonitor.enabled"),
+        ("--set=prometheusRule.labels.release=1", "prometheusRule.labels"),
+        ("--set=extraContainers[0].name=own", "image"),
     ],
 )
 def test_what_makes_no_sense_is_refused(helm: Path, option: str, message: str) -> None:
