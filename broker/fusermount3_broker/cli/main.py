@@ -279,7 +279,7 @@ def abort(config_path: Path | None, id: str) -> None:  # the name in the help
     show_default=True,
     help="How many containers of the node may have it at the same time.",
 )
-@click.option("--cdi", "by_cdi", is_flag=True, help="Tell kubelet (1.28 or later) only the name of the CDI device.")
+@click.option("--cdi", "by_cdi", is_flag=True, help="Tell kubelet (1.29 or later) only the name of the CDI device.")
 @_PROXY
 @_BROKER_SOCKET
 @_DEVICE_NODE
