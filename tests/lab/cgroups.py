@@ -19,9 +19,10 @@ PATIENCE = 10.0
 class CgroupRoot:
     """A name below which a test has its pods. It is created with the first pod; `remove` removes all of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: str = "") -> None:
+        """Take a new name, or that of a `path` in use."""
         # Without a dash: in the name of a slice, a dash separates it from the slice above (systemd.slice(5)).
-        self._name = f"fusermount3_proxy_tests_{secrets.token_hex(4)}"
+        self._name = path.lstrip("/") or f"fusermount3_proxy_tests_{secrets.token_hex(4)}"
         self.path = f"/{self._name}"
 
     def pod(self, uid: str) -> str:
@@ -42,6 +43,11 @@ class CgroupRoot:
 def hierarchy() -> Path:
     """Return the top of a hierarchy in which a process can be put into any cgroup, with version 1 and 2."""
     return next(path for path in (CGROUPS / "pids", CGROUPS) if (path / "cgroup.procs").exists())
+
+
+def hierarchies() -> list[Path]:
+    """Return the tops of all hierarchies, with version 1 and 2."""
+    return [path for path in (*CGROUPS.iterdir(), CGROUPS) if (path / "cgroup.procs").exists()]
 
 
 def named(beginning: str) -> list[str]:

@@ -1,0 +1,67 @@
+"""The programs of a real Kubernetes node, in the cache: those of Kubernetes and those of Debian.
+
+Kubernetes is built from the Go modules in tests/programs/kubernetes/cluster, in the container of the compilers; all
+commands in one build, for they share most packages. That takes 10 to 15 minutes of a processor. etcd, containerd, runc
+and crun are those of Debian's newest release, in a root filesystem that a node runs in.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from tests.callers.build import compile_in, compilers, copy_out, downloading, recipe_of
+from tests.lab.cache import Cache, recipe_hash
+from tests.lab.images import DebianRecipe
+from tests.lab.programs import SOURCES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SOURCE = SOURCES / "kubernetes/cluster"
+
+COMMANDS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kubelet")
+
+REGISTRAR, LIVENESSPROBE = SIDECARS = ("node-driver-registrar", "livenessprobe")
+"""Our stand-ins for the Kubernetes project's sidecars of a CSI driver, which no module proxy has."""
+
+ROOT = DebianRecipe(
+    "kubernetes-node",
+    (
+        *("passwd", "mount", "util-linux", "iproute2"),
+        "catatonit",  # process 1 of the node
+        *("etcd-server", "containerd", "containernetworking-plugins", "runc", "crun"),
+    ),
+    "sid",
+)
+"""The root filesystem of a node."""
+
+TIMEOUT = 5400
+"""Seconds that the build may take: beside the tests, at the lowest priority, it has little of two processors."""
+
+
+def version() -> str:
+    """Return the version of Kubernetes, such as 1.34.4."""
+    found = re.search(r"k8s\.io/kubernetes v(\S+)", (SOURCE / "go.mod").read_text())
+    assert found, f"{SOURCE}/go.mod requires no k8s.io/kubernetes"
+    return found[1]
+
+
+def kubernetes() -> Path:
+    """Return the directory with the static executables `COMMANDS` and `SIDECARS`. Raises build.NotReachable."""
+    # What the commands say of themselves; the API server derives from it which features there are.
+    major, minor, _ = version().split(".")
+    stamps = {"gitVersion": f"v{version()}", "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
+    flags = ["-s", "-w", *(f"-X k8s.io/component-base/version.{name}={value}" for name, value in stamps.items())]
+    packages = [*(f"k8s.io/kubernetes/cmd/{name}" for name in COMMANDS), *(f"./{name}" for name in SIDECARS)]
+    # Two at a time: the linker alone needs a gigabyte.
+    build = f"CGO_ENABLED=0 go build -p 2 -trimpath -ldflags '{' '.join(flags)}' -o /out/ {' '.join(packages)}"
+
+    def make(directory: Path) -> None:
+        with compilers(SOURCE) as container:
+            with downloading("Go modules of Kubernetes"):
+                compile_in(container, "cd /source && go mod download")
+            container.exec(["sh", "-c", f"cd /source && mkdir /out && {build}"], timeout=TIMEOUT)
+            copy_out(container, "/out", directory)
+
+    return Cache().entry("kubernetes", recipe_hash(recipe_of(SOURCE), build), make)
