@@ -87,6 +87,13 @@ build/static/%/fusermount3-proxy: $(SOURCES) | build-packages
 demo: venv static lab-packages  ## an unmodified sshfs mounts in an unprivileged container, told step by step
 	$(VENV)/bin/python -m tests.demo
 
+.PHONY: cluster cluster-down
+cluster: venv static lab-packages  ## a Kubernetes node with the driver of this working tree, told step by step; it runs on
+	$(VENV)/bin/python -m tests.cluster up
+
+cluster-down: venv  ## end that node, and remove all of it
+	$(VENV)/bin/python -m tests.cluster down
+
 .PHONY: test
 test: lint static lab-packages  ## the tests, without those that take long; as root, for most need containers and mounts
 	$(VENV)/bin/python -m tests -m 'not long'
@@ -95,6 +102,10 @@ test: lint static lab-packages  ## the tests, without those that take long; as r
 test-all: lint static lab-packages machine-packages  ## all tests, as CI runs them: also attacks by the thousand, hung programs, fuzzing, a soak, other kernels
 	$(VENV)/bin/python -m tests --prefetch --durations=40
 	$(VENV)/bin/python -m tests.machines --smoke
+
+.PHONY: test-cluster
+test-cluster: venv static lab-packages  ## the tests that need a Kubernetes node; `make test-all` runs them, too
+	$(VENV)/bin/python -m pytest tests/cluster
 
 .PHONY: lint
 lint: venv  ## ruff and mypy --strict
@@ -147,6 +158,7 @@ $(PROTOC)/installed: | build-packages
 
 .PHONY: clean
 clean:  ## remove what was built here (the cache of the tests' images stays, in ~/.cache)
+	[ ! -e build/cluster ] || $(MAKE) cluster-down
 	rm -rf build $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
