@@ -29,12 +29,17 @@ _PATIENCE = 60
 @contextlib.contextmanager
 def prefetching() -> Iterator[None]:
     quiet = subprocess.DEVNULL
-    process = subprocess.Popen([sys.executable, "-m", "tests.prefetch"], stdin=quiet, stdout=quiet, stderr=quiet)
+    command = [sys.executable, "-m", "tests.prefetch"]
+    processes = [
+        subprocess.Popen([*command, name], stdin=quiet, stdout=quiet, stderr=quiet) for name in ("entries", "cluster")
+    ]
     try:
         yield
     finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(_PATIENCE)
+        for process in processes:
+            process.send_signal(signal.SIGINT)
+        for process in processes:
+            process.wait(_PATIENCE)
 
 
 def main(arguments: list[str]) -> int:

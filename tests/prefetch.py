@@ -10,10 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
 from tests.callers import images as callers
+from tests.cluster import binaries
+from tests.cluster import images as driver_images
 from tests.csi import build as csi
 from tests.csi import test_distributions
 from tests.differential import sides
@@ -41,6 +44,14 @@ def entries() -> Iterator[Callable[[], object]]:
         yield machine.disk
 
 
+def of_the_cluster() -> Iterator[Callable[[], object]]:
+    """Yield those for the tests on a Kubernetes node, which come last and need what takes longest."""
+    yield binaries.kubernetes
+    yield partial(images.rootfs, binaries.ROOT)
+    yield driver_images.driver_images
+    yield partial(images.rootfs, driver_images.SERVER)
+
+
 def recipes() -> Iterator[images.DebianRecipe]:
     yield callers.COMPILERS
     yield from (callers.BOOKWORM, callers.TRIXIE, callers.SID, callers.OTHERS)
@@ -54,14 +65,18 @@ def recipes() -> Iterator[images.DebianRecipe]:
         yield from (debian.builder(suite), debian.inspector(suite), debian.machine(suite), test_pip.machine(suite))
 
 
-def main() -> None:
+LISTS = {"entries": entries, "cluster": of_the_cluster}
+"""One process makes the entries of one list."""
+
+
+def main(name: str) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in background processes
     os.nice(19)
-    for make in entries():
+    for make in LISTS[name]():
         with contextlib.suppress(Exception):
             make()
 
 
 if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt):
-        main()
+        main(sys.argv[1])

@@ -74,6 +74,7 @@ EXECUTED = {
 #: The reason why no test executes a block, and the test that replaces it, by page and beginning of the block.
 NOT_EXECUTED = {
     ("CONTRIBUTING.md", "make venv static lab-packages"): "`make test` does so before any test",
+    ("CONTRIBUTING.md", "make cluster"): "tests/cluster/test_developers_node.py does so in a directory of its own",
     ("README.md", "make demo"): "its second line is what runs all this; the first is executed from index.md",
     ("README.md", "make venv static"): "`make test` does so before any test; each broker of the tests is started so, "
     "but with a directory of its own, and not as that of the host",

@@ -1,0 +1,59 @@
+"""One node for all tests of this directory, and the check that a test leaves nothing on it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.callers.build import NotReachable
+from tests.callers.conftest import not_run
+from tests.cluster import binaries, driver, images, server
+from tests.cluster.left import left
+from tests.cluster.node import ClusterNode
+from tests.lab.broker import PROXY
+from tests.lab.pace import SLOWNESS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PATIENCE = 30.0
+"""Seconds in which kubelet has removed what is left of a pod that is deleted."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run these tests after all others: on a fresh machine, their programs are built meanwhile (`tests.prefetch`)."""
+    items.sort(key=lambda item: item.path.is_relative_to(Path(__file__).parent))
+
+
+@pytest.fixture(scope="session")
+def node_of_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterNode]:
+    """A node with the driver and an SSH server."""
+    assert PROXY.exists(), f"{PROXY} is missing: run 'make static'"
+    try:
+        binaries.kubernetes()
+        images.driver_images()
+        images.others()
+    except NotReachable as error:
+        not_run(str(error))
+    with ClusterNode(tmp_path_factory.mktemp("cluster") / "node") as node:
+        images.load(node)
+        # The examples promise to need no more than this.
+        node.kubectl("label", "namespace", "default", "pod-security.kubernetes.io/enforce=restricted")
+        driver.install(node)
+        server.deploy(node)
+        yield node
+
+
+@pytest.fixture
+def node(node_of_session: ClusterNode) -> Iterator[ClusterNode]:
+    """The node. After each test, nothing of its pods may be left there: mounts, cgroups, directories, processes."""
+    before = left(node_of_session)
+    yield node_of_session
+    give_up = time.monotonic() + SLOWNESS * PATIENCE
+    while (after := left(node_of_session)) != before and time.monotonic() < give_up:
+        time.sleep(0.2)
+    assert after == before

@@ -1,0 +1,77 @@
+"""Pods on a node of the tests: started from objects, looked into with kubectl, and deleted."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from tests.kubernetes.objects import the
+from tests.lab.pace import SLOWNESS
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Iterator
+
+    from tests.cluster.node import ClusterNode
+
+READY = 120
+"""Seconds that a pod has to become ready."""
+
+
+class Pod:
+    """A pod in the namespace `default`."""
+
+    def __init__(self, node: ClusterNode, name: str) -> None:
+        self.node = node
+        self.name = name
+
+    def wait_until_ready(self, seconds: float = READY) -> None:
+        """Return when the pod is ready. AssertionError with what is known of it if it is not."""
+        wait = ["wait", "--for=condition=Ready", f"pod/{self.name}", f"--timeout={SLOWNESS * seconds:.0f}s"]
+        assert self.node.kubectl(*wait, check=False).returncode == 0, self.description()
+
+    def description(self) -> str:
+        """Return what kubectl says of the pod, with its events and the last lines of its containers."""
+        logs = ["logs", self.name, "--all-containers", "--prefix", "--tail=20"]
+        parts = (["describe", "pod", self.name], logs)
+        return "\n".join(self.node.kubectl(*words, check=False).stdout for words in parts)
+
+    def execute(self, *argv: str, container: str = "app", check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run a command in a container."""
+        return self.node.kubectl("exec", self.name, f"--container={container}", "--", *argv, check=check)
+
+    def status(self, container: str) -> dict[str, Any]:
+        """Return the status of a container, as the API has it."""
+        status = json.loads(self.node.kubectl("get", "pod", self.name, "--output=json").stdout)["status"]
+        every = [*status.get("initContainerStatuses", []), *status["containerStatuses"]]
+        found: dict[str, Any] = next(each for each in every if each["name"] == container)
+        return found
+
+    def kill(self, container: str) -> None:
+        """Kill the first process of a container, as the kernel does when its memory is used up."""
+        identity = self.status(container)["containerID"].partition("://")[2]
+        self.node.run(["ctr", "--namespace", "k8s.io", "tasks", "kill", "--signal", "SIGKILL", identity])
+
+
+@contextlib.contextmanager
+def applied(node: ClusterNode, objects: list[dict[str, Any]]) -> Iterator[Pod]:
+    """Create the objects, among them one pod, and delete them after the block."""
+    manifests = yaml.safe_dump_all(objects)
+    try:
+        node.kubectl("apply", "--filename=-", input=manifests)
+        yield Pod(node, the("Pod", objects)["metadata"]["name"])
+    finally:
+        # The shells in the examples don't end when they are told to.
+        node.kubectl("delete", "--filename=-", "--grace-period=1", "--timeout=120s", input=manifests)
+
+
+def wait_until_it_says(pod: Pod, argv: list[str], expected: str, seconds: float = 60) -> None:
+    """Wait until the command in the container `app` prints this. AssertionError if it does not."""
+    give_up = time.monotonic() + SLOWNESS * seconds
+    while (said := pod.execute(*argv, check=False)).stdout != expected:
+        assert time.monotonic() < give_up, f"{said}\n{pod.description()}"
+        time.sleep(0.2)
