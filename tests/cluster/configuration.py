@@ -112,6 +112,7 @@ def _kubelet(cgroup_root: str) -> dict[str, Any]:
         "tlsCertFile": f"{DIRECTORY}/kubelet.crt",
         "tlsPrivateKeyFile": f"{DIRECTORY}/kubelet.key",
         "containerRuntimeEndpoint": f"unix://{_CONTAINERD}",
+        "clusterDNS": ["10.96.0.10"],  # nobody answers, but without it each pod gets a warning
         "cgroupRoot": cgroup_root,
         "cgroupDriver": "cgroupfs",
         "failCgroupV1": False,

@@ -166,9 +166,13 @@ class ClusterNode:
 
     def kubectl_command(self, *words: Argument) -> list[Argument]:
         """Return the command that runs kubectl as the administrator, with the files of this machine."""
-        settings = f"KUBECONFIG={self.root}{configuration.DIRECTORY}/{configuration.ADMIN}"
+        settings = {
+            "KUBECONFIG": f"{self.root}{configuration.DIRECTORY}/{configuration.ADMIN}",
+            "KUBECACHEDIR": self.directory / "kubectl-cache",
+        }
+        env = ["env", *(f"{name}={value}" for name, value in settings.items())]
         kubectl = binaries.kubernetes() / "kubectl"
-        return ["nsenter", f"--net=/proc/{self.pid}/ns/net", "--", "env", settings, kubectl, *words]
+        return ["nsenter", f"--net=/proc/{self.pid}/ns/net", "--", *env, kubectl, *words]
 
     def kubectl(
         self,

@@ -51,6 +51,13 @@ class Pod:
         found: dict[str, Any] = next(each for each in every if each["name"] == container)
         return found
 
+    def wait_until_restarted(self, container: str, restarts: int, seconds: float = 60) -> None:
+        """Return when kubelet has restarted the container so often, and it runs."""
+        give_up = time.monotonic() + SLOWNESS * seconds
+        while (status := self.status(container))["restartCount"] < restarts or "running" not in status["state"]:
+            assert time.monotonic() < give_up, self.description()
+            time.sleep(0.2)
+
     def kill(self, container: str) -> None:
         """Kill the first process of a container, as the kernel does when its memory is used up."""
         identity = self.status(container)["containerID"].partition("://")[2]

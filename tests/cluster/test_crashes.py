@@ -1,0 +1,49 @@
+"""A FUSE program is killed, as the kernel does when its memory is used up; kubelet restarts its container."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cluster import driver
+from tests.cluster.pods import applied, wait_until_it_says
+
+if TYPE_CHECKING:
+    from tests.cluster.node import ClusterNode
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
+
+
+@pytest.mark.parametrize("name", ["sshfs", "fs-group", "persistent", "two-containers", "eager"])
+def test_the_other_container_reads_again_without_a_restart(node: ClusterNode, name: str) -> None:
+    with applied(node, driver.example(name)) as pod:
+        pod.wait_until_ready()
+        pod.kill("sshfs")
+        pod.wait_until_restarted("sshfs", 1)
+        wait_until_it_says(pod, ["cat", "/data/hello"], "hello\n")
+        assert pod.status("app")["restartCount"] == 0
+
+
+def test_a_directory_of_the_volume_is_read_again(node: ClusterNode) -> None:
+    with applied(node, driver.example("subpath")) as pod:
+        pod.wait_until_ready()
+        pod.kill("sshfs")
+        pod.wait_until_restarted("sshfs", 1)
+        wait_until_it_says(pod, ["cat", "/reports/first"], "first\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "content"), [("sshfs", "/data/hello", "hello\n"), ("subpath", "/reports/first", "first\n")]
+)
+def test_a_container_that_ends_while_there_is_no_program_starts_when_there_is_one(
+    node: ClusterNode, name: str, file: str, content: str
+) -> None:
+    with applied(node, driver.example(name)) as pod:
+        pod.wait_until_ready()
+        pod.kill("sshfs")
+        pod.wait_until_restarted("sshfs", 1)
+        pod.kill("sshfs")  # kubelet now waits ten seconds before it restarts it
+        pod.kill("app")
+        pod.wait_until_restarted("sshfs", 2)
+        wait_until_it_says(pod, ["cat", file], content)
