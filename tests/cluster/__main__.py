@@ -17,6 +17,7 @@ import yaml
 from tests.cluster import binaries, driver, images, server
 from tests.cluster.node import ClusterNode
 from tests.demo import show, step, tell
+from tests.lab.commands import run
 
 DIRECTORY = Path(__file__).parents[2] / "build/cluster"
 POD = "sshfs"
@@ -28,7 +29,7 @@ def up(directory: Path) -> None:
         sys.exit("a node runs already: `make cluster-down` ends it")
     node.stop()  # what is left of one, if the machine was switched off
     step("The programs: Kubernetes from its Go modules (once, it takes a while), containerd, runc and etcd from Debian")
-    show("ls", " ".join(sorted(path.name for path in binaries.kubernetes().iterdir())))
+    show("kubelet --version", run([binaries.kubernetes() / "kubelet", "--version"]).stdout)
     step("The driver's images, from this working tree (some minutes, if it has changed), and those of the pods")
     images.driver_images()
     images.others()

@@ -22,7 +22,7 @@ SOURCE = SOURCES / "kubernetes/cluster"
 
 COMMANDS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kubelet")
 
-REGISTRAR, LIVENESSPROBE = SIDECARS = ("node-driver-registrar", "livenessprobe")
+SIDECARS = ("node-driver-registrar", "livenessprobe")
 """Our stand-ins for the Kubernetes project's sidecars of a CSI driver, which no module proxy has."""
 
 ROOT = DebianRecipe(

@@ -221,3 +221,5 @@ KUBELET: Sequence[str] = (
         node_ip=ADDRESS,
     ),
 )
+SERVICES = (ETCD, CONTAINERD, APISERVER, CONTROLLER_MANAGER, SCHEDULER, KUBELET)
+"""All at once: each waits for those that it needs, or is started again."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from tests.cluster.images import BROKER, LIVENESSPROBE_IMAGE, REGISTRAR_IMAGE, SHELL, SSHFS_WITH_PROXY
+from tests.cluster.images import BROKER, LIVENESSPROBE, REGISTRAR, SHELL, SSHFS_WITH_PROXY
 from tests.kubernetes.objects import BASE, PACKAGING, objects
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ NAMESPACE = "fusermount3-proxy"
 DAEMONSET = "daemonset/fusermount3-broker"
 _IMAGES = {
     "fusermount3-broker": BROKER,
-    "sig-storage/csi-node-driver-registrar": REGISTRAR_IMAGE,
-    "sig-storage/livenessprobe": LIVENESSPROBE_IMAGE,
+    "sig-storage/csi-node-driver-registrar": REGISTRAR,
+    "sig-storage/livenessprobe": LIVENESSPROBE,
 }
 _OF_EXAMPLES = {"busybox": SHELL, "example/app": SSHFS_WITH_PROXY, "example/sshfs": SSHFS_WITH_PROXY}
 

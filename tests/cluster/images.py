@@ -32,9 +32,11 @@ SOURCES = Path(__file__).parents[2]
 RELEASE = platform.freedesktop_os_release()["VERSION_CODENAME"]
 
 BROKER = f"localhost/fusermount3-broker:{__version__}"
-REGISTRAR_IMAGE, LIVENESSPROBE_IMAGE = (f"localhost/{name}:1" for name in binaries.SIDECARS)
+REGISTRAR, LIVENESSPROBE = (f"localhost/{name}:1" for name in binaries.SIDECARS)
 SHELL, SSHFS_WITH_PROXY, SSH_SERVER = "localhost/busybox:1", "localhost/sshfs:1", "localhost/ssh-server:1"
 """busybox; Debian's sshfs in an image as docs/kubernetes.md has it; Debian's sshd."""
+
+_CTR = ("ctr", "--namespace", "k8s.io", "images")
 
 SERVER = DebianRecipe("ssh-server", ("passwd", "openssh-server"))
 
@@ -90,28 +92,30 @@ class Built:
                 for name, file in self.files.items():
                     shutil.copy(file, Path(context) / name)
                 Path(context, "Containerfile").write_text(self.lines)
-                offline = ["--network=none", "--pull=never", f"--label={NAME_LABEL}=scratch"]
-                run(["podman", *RUNTIME, "build", *LIMITS, *offline, "--tag", tag, context], timeout=300)
+                options = ["--layers=false", "--network=none", "--pull=never", f"--label={NAME_LABEL}=scratch"]
+                run(["podman", *RUNTIME, "build", *LIMITS, *options, "--tag", tag, context], timeout=300)
             prune_scratch()
         return tag
 
 
 def others() -> dict[str, str]:
     """Return Podman's names of the images but the driver's own, by the node's names."""
-    busybox, sshfs = image_tag(BUSYBOX), image_tag(SSHFS)
+    busybox = image_tag(BUSYBOX)
     (for_pods,) = containerfiles("kubernetes.md")
-    lines = for_pods.partition("COPY ")
-    tags = {
+    with_proxy = for_pods[for_pods.index("COPY ") :]  # the lines before install sshfs
+    sidecars = {
+        f"localhost/{name}:1": Built(
+            f'FROM scratch\nCOPY {name} /\nENTRYPOINT ["/{name}"]\n', {name: binaries.kubernetes() / name}
+        ).tag()
+        for name in binaries.SIDECARS
+    }
+    return sidecars | {
         configuration.PAUSE: Built(f'FROM {busybox}\nENTRYPOINT ["sleep", "infinity"]\n', {}).tag(),
         SHELL: busybox,
-        SSHFS_WITH_PROXY: Built(f"FROM {sshfs}\n{lines[1]}{lines[2]}", {PROXY.name: PROXY}).tag(),
+        SSHFS_WITH_PROXY: Built(f"FROM {image_tag(SSHFS)}\n{with_proxy}", {PROXY.name: PROXY}).tag(),
         # `podman import` records a wrong digest of a compressed layer; `podman build` calculates it anew.
         SSH_SERVER: Built(f"FROM {image_tag(SERVER)}\nUSER user\n", {}).tag(),
     }
-    for name in binaries.SIDECARS:
-        lines_of_sidecar = f'FROM scratch\nCOPY {name} /\nENTRYPOINT ["/{name}"]\n'
-        tags[f"localhost/{name}:1"] = Built(lines_of_sidecar, {name: binaries.kubernetes() / name}).tag()
-    return tags
 
 
 def load(node: ClusterNode) -> None:
@@ -121,13 +125,10 @@ def load(node: ClusterNode) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         archive = Path(temporary) / "archive"
         for name, tag in others().items():
-            run(["podman", "save", "--quiet", "--format", "oci-archive", "--output", archive, tag])
+            run(["podman", "save", "--quiet", "--format", "docker-archive", "--output", archive, tag])
             _import(node, archive)
             node.run([*_CTR, "tag", "--force", tag, name])
             archive.unlink()
-
-
-_CTR = ("ctr", "--namespace", "k8s.io", "images")
 
 
 def _import(node: ClusterNode, archive: Path) -> None:

@@ -114,11 +114,9 @@ class ClusterNode:
         (init,) = psutil.Process(holder.pid).children()
         state = {"cgroups": cgroup_root.path, "init": init.pid, "created": init.create_time()}
         self._state.write_text(json.dumps(state))
-        for service in (configuration.ETCD, configuration.CONTAINERD, configuration.APISERVER):
+        for service in configuration.SERVICES:
             self._serve(service)
         self._wait_for("kube-apiserver", lambda: self._answers("get", "--raw", "/readyz"))
-        for service in (configuration.CONTROLLER_MANAGER, configuration.SCHEDULER, configuration.KUBELET):
-            self._serve(service)
         self._wait_for("kubelet", self._is_ready)
         # Without it, no pod can be created.
         self._wait_for("kube-controller-manager", lambda: self._answers("get", "serviceaccount", "default"))

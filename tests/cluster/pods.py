@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from tests.cluster import driver
 from tests.kubernetes.objects import the
 from tests.lab.pace import SLOWNESS
 
@@ -35,9 +36,12 @@ class Pod:
         assert self.node.kubectl(*wait, check=False).returncode == 0, self.description()
 
     def description(self) -> str:
-        """Return what kubectl says of the pod, with its events and the last lines of its containers."""
-        logs = ["logs", self.name, "--all-containers", "--prefix", "--tail=20"]
-        parts = (["describe", "pod", self.name], logs)
+        """Return what kubectl says of the pod, with its events and the last lines of its containers and the broker."""
+        parts = (
+            ["describe", "pod", self.name],
+            ["logs", self.name, "--all-containers", "--prefix", "--tail=20"],
+            ["logs", driver.DAEMONSET, "--namespace", driver.NAMESPACE, "--container=broker", "--tail=20"],
+        )
         return "\n".join(self.node.kubectl(*words, check=False).stdout for words in parts)
 
     def execute(self, *argv: str, container: str = "app", check: bool = True) -> subprocess.CompletedProcess[str]:
