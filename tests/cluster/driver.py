@@ -19,10 +19,10 @@ NAMESPACE = "fusermount3-proxy"
 DAEMONSET = "daemonset/fusermount3-broker"
 _IMAGES = {
     "fusermount3-broker": BROKER,
-    "sig-storage/csi-node-driver-registrar": REGISTRAR,
-    "sig-storage/livenessprobe": LIVENESSPROBE,
+    "registry.k8s.io/sig-storage/csi-node-driver-registrar": REGISTRAR,
+    "registry.k8s.io/sig-storage/livenessprobe": LIVENESSPROBE,
 }
-_OF_EXAMPLES = {"busybox": SHELL, "example/app": SSHFS_WITH_PROXY, "example/sshfs": SSHFS_WITH_PROXY}
+_OF_EXAMPLES = {"busybox:1.37": SHELL, "example/app:1.0": SSHFS_WITH_PROXY, "example/sshfs:1.0": SSHFS_WITH_PROXY}
 
 
 def install(node: ClusterNode) -> None:
