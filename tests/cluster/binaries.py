@@ -1,8 +1,8 @@
 """The programs of a real Kubernetes node, in the cache: those of Kubernetes and those of Debian.
 
 Kubernetes is built from the Go modules in tests/programs/kubernetes/cluster, in the container of the compilers; all
-commands in one build, for they share most packages. That takes 10 to 15 minutes of a processor. etcd, containerd, runc
-and crun are those of Debian's newest release, in a root filesystem that a node runs in.
+commands in one build, for they share most packages. That takes 10 to 15 minutes of a processor. etcd, containerd and
+runc are those of Debian's newest release, in the root filesystem of the node.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROOT = DebianRecipe(
     (
         *("passwd", "mount", "util-linux", "iproute2"),
         "catatonit",  # process 1 of the node
-        *("etcd-server", "containerd", "containernetworking-plugins", "runc", "crun"),
+        *("etcd-server", "containerd", "containernetworking-plugins", "runc"),
     ),
     "sid",
 )

@@ -1,0 +1,52 @@
+"""What a test leaves on the node is noticed, so that the check after each test can fail."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from tests.cluster.left import left
+from tests.lab import cgroups
+from tests.lab.podman import PREFIX
+
+if TYPE_CHECKING:
+    from tests.cluster.node import ClusterNode
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
+
+POD = f"{PREFIX}pod"
+DIRECTORY = f"/var/lib/kubelet/pods/{POD}"
+
+
+def test_a_directory_and_a_mount(node: ClusterNode) -> None:
+    before = left(node)
+    node.run(["mkdir", DIRECTORY])
+    with_directory = left(node)
+    node.run(["mount", "-t", "tmpfs", "tmpfs", DIRECTORY])
+    with_mount = left(node)
+    node.run(["umount", DIRECTORY])
+    node.run(["rmdir", DIRECTORY])
+    assert with_directory == before._replace(directories=sorted([*before.directories, POD]))
+    assert with_mount == with_directory._replace(mounts=sorted([*before.mounts, DIRECTORY]))
+
+
+def test_a_cgroup(node: ClusterNode) -> None:
+    before = left(node)
+    cgroup = cgroups.make(f"{node.cgroups}/kubepods/besteffort/pod{POD}")
+    found = left(node)
+    cgroup.rmdir()
+    assert found == before._replace(cgroups=sorted([*before.cgroups, str(cgroup)]))
+
+
+def test_a_process(node: ClusterNode) -> None:
+    before = left(node)
+    command = node.command("sh", "-c", "echo begun && exec sleep infinity")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "begun\n"
+        found = left(node)
+        (sleep,) = psutil.Process(process.pid).children()
+        sleep.kill()
+    assert found.processes - before.processes == {"sleep": 1}
