@@ -23,7 +23,7 @@ SOURCE = SOURCES / "kubernetes/cluster"
 COMMANDS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kubelet")
 
 SIDECARS = ("node-driver-registrar", "livenessprobe")
-"""Our stand-ins for the Kubernetes project's sidecars of a CSI driver, which no module proxy has."""
+"""Ours, in the place of the Kubernetes project's sidecars of a CSI driver, which Go's module proxy refuses."""
 
 ROOT = DebianRecipe(
     "kubernetes-node",

@@ -76,8 +76,7 @@ def applied(node: ClusterNode, objects: list[dict[str, Any]]) -> Iterator[Pod]:
         node.kubectl("apply", "--filename=-", input=manifests)
         yield Pod(node, the("Pod", objects)["metadata"]["name"])
     finally:
-        # The shells in the examples don't end when they are told to.
-        node.kubectl("delete", "--filename=-", "--grace-period=1", "--timeout=120s", input=manifests)
+        node.kubectl("delete", "--filename=-", "--timeout=120s", input=manifests)
 
 
 def wait_until_it_says(pod: Pod, argv: list[str], expected: str, seconds: float = 60) -> None:
