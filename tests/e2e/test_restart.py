@@ -30,6 +30,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 CALLERS = 6
 SECONDS = max(8, round(4 * SLOWNESS))
+#: Kills that fit into that time; on an emulated machine, each takes long.
+LEAST_KILLS = 3 if SLOWNESS <= 3 else 1
 #: On a slow machine, the broker's own steps take longer, too.
 DEADLINES = f"[deadlines]\noperation = {max(5, round(2 * SLOWNESS))}\n"
 
@@ -48,7 +50,7 @@ def test_callers_notice_nothing_of_a_kill(
             kills += 1
     seen = Seen.together(caller.result() for caller in callers)
     print(f"{kills} kills, {len(seen.mounts)} mounts, {len(seen.unmounts)} unmounts")
-    assert kills > 0
+    assert kills >= LEAST_KILLS
     assert len(seen.mounts) > CALLERS, "there was no load"
     assert seen.problems() == []
     assert broker.mounts() == []
