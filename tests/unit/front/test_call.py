@@ -225,6 +225,15 @@ class Scene:
             await asyncio.sleep(0)
         return self.mounter.children[-1]
 
+    async def another_child_begins(self) -> None:
+        """Play a child for plain calls that leaves the request to another one."""
+        plain = self.mounter.children.pop()
+        plain.send(mounter.dump(NotPlain()))
+        with pytest.raises(HungUp):
+            await plain.receive()
+        plain.end()
+        assert (await self.child_begins()).request[1] == 1, "the child has received the descriptor"
+
     async def child_hears(self) -> mounter.Record:
         child = await self.child_begins()
         return mounter.load(await child.receive())
@@ -300,12 +309,7 @@ def test_a_mount_that_is_not_plain_is_begun_again_with_another_child(scene: Scen
     async def act() -> None:
         scene.request(MountRequest(b"/mnt", b"fsname=s"))
         begun.append(await scene.child_hears())
-        plain = scene.mounter.children.pop()
-        plain.send(mounter.dump(NotPlain()))
-        with pytest.raises(HungUp):
-            await plain.receive()
-        plain.end()
-        assert (await scene.child_begins()).request[1] == 1, "the child has received the descriptor"
+        await scene.another_child_begins()
         begun.append(await scene.agree())
         await scene.mounted()
         scene.request(CommitRequest())
@@ -324,12 +328,7 @@ def test_an_unmount_that_is_not_plain_is_begun_again_with_another_child(scene: S
     async def act() -> None:
         scene.request(UnmountRequest(b"/mnt", b"mnt"))
         await scene.child_begins()
-        plain = scene.mounter.children.pop()
-        plain.send(mounter.dump(NotPlain()))
-        with pytest.raises(HungUp):
-            await plain.receive()
-        plain.end()
-        assert (await scene.child_begins()).request[1] == 1, "the child has received the descriptor"
+        await scene.another_child_begins()
         scene.child_says(UNMOUNT_FACTS._replace(access_errno=errno.EACCES))
         assert (await scene.answer()).errno == errno.EPERM
         await scene.told()
