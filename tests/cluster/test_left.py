@@ -17,20 +17,22 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
+# Twice "pod" in a cgroup's name, or kubelet would remove it at a time of its own.
 POD = f"{PREFIX}pod"
-DIRECTORY = f"/var/lib/kubelet/pods/{POD}"
+# Not a directory, which kubelet would remove, too.
+FILE = f"/var/lib/kubelet/pods/{POD}"
 
 
-def test_a_directory_and_a_mount(node: ClusterNode) -> None:
+def test_a_file_and_a_mount(node: ClusterNode) -> None:
     before = left(node)
-    node.run(["mkdir", DIRECTORY])
-    with_directory = left(node)
-    node.run(["mount", "-t", "tmpfs", "tmpfs", DIRECTORY])
+    node.run(["touch", FILE])
+    with_file = left(node)
+    node.run(["mount", "--bind", FILE, FILE])
     with_mount = left(node)
-    node.run(["umount", DIRECTORY])
-    node.run(["rmdir", DIRECTORY])
-    assert with_directory == before._replace(directories=sorted([*before.directories, POD]))
-    assert with_mount == with_directory._replace(mounts=sorted([*before.mounts, DIRECTORY]))
+    node.run(["umount", FILE])
+    node.run(["rm", FILE])
+    assert with_file == before._replace(directories=sorted([*before.directories, POD]))
+    assert with_mount == with_file._replace(mounts=sorted([*before.mounts, FILE]))
 
 
 def test_a_cgroup(node: ClusterNode) -> None:
