@@ -87,7 +87,7 @@ def a_volume(directory: Path) -> Iterator[tuple[OwnedFront, Volume]]:
     try:
         with playing_the_front(directory) as front:
             yield front, volume
-            assert front.begin(volume.start_unpublish()).hear() == mounter.Unpublished()
+            unpublish(front, volume)
         assert not [mount for mount in mountinfo() if mount.mountpoint.startswith(f"{directory}/")]
         assert not volume.target.exists()
     finally:
