@@ -138,9 +138,9 @@ def test_nor_of_what_takes_the_place_of_a_dead_one(tmp_path: Path) -> None:
         first = serve(front, volume)
         name = f"{volume.cgroups.pod(volume.pod)}/container"
         pid = consumer(volume, places[0], read_only=False, cgroup=name)
-        part = tmp_path / "part"
+        part = volume.sub_path("container")
         part.touch()
-        run(["mount", "--bind", volume.file, part])  # as kubelet does for a subPath
+        run(["mount", "--bind", volume.file, part])
         first.kill()
         second = serve(front, volume, b"second")
         wait_until(lambda: part.read_bytes() == b"second" if part_is_served(part) else False)
@@ -253,7 +253,7 @@ def test_a_twin_attaches_no_filesystem_whose_flags_could_be_cleared(tmp_path: Pa
         if child == 0:
             with ending_afterwards():
                 ours.close()
-                volume_helper.HelperProcess(opened, volume.relative(volume.target), False, PATIENCE).attend(theirs)
+                volume_helper.HelperProcess(opened, volume.start_mount()).attend(theirs)
         theirs.close()
         device = os.open("/dev/fuse", os.O_RDWR)
         here = PidNamespace(mounter.PIDS_SEEN)
@@ -376,7 +376,7 @@ def test_where_the_host_allows_no_user_namespace_no_volume_is_served_and_mounts_
     def body(front: OwnedFront, volume: Volume) -> None:
         assert not front.locks_flags
         assert front.begin(volume.start_publish()).hear() == refused
-        start = mounter.StartEager(PATIENCE, volume.relative(volume.target), mounter.NO_GROUP)
+        start = volume.start_eager()
         assert front.begin(start).hear() == refused
         program = Program(front, volume)
         conversation = program.begin()

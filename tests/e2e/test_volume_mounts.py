@@ -359,7 +359,7 @@ def test_a_directory_in_which_something_is_becomes_no_target(tmp_path: Path) -> 
         mounter.StartPublish(PATIENCE, b"x", b"plugins", b"s", False, False, NONCE),
         mounter.StartUnpublish(PATIENCE, b"pods/a", b"", b"", b""),
         mounter.StartStat(PATIENCE, b"/etc"),
-        mounter.StartEager(PATIENCE, b"pods/../x", mounter.NO_GROUP),
+        mounter.StartEager(PATIENCE, b"pods/../x", mounter.NO_GROUP, b""),
     ],
     ids=lambda start: type(start).__name__,
 )
@@ -844,7 +844,7 @@ def test_who_asks_whether_a_program_is_dead_that_hangs_holds_nobody_up(eager: bo
         publish(front, volume)
         program = serve(front, volume, hangs=True)
         if eager:
-            conversation = front.begin(mounter.StartEager(PATIENCE, volume.relative(volume.target), mounter.NO_GROUP))
+            conversation = front.begin(volume.start_eager())
             conversation.say(a_plan(ROOTS_FACTS, allow_other=True))
         else:
             another = Program(front, volume)
@@ -996,7 +996,7 @@ def test_a_pod_that_closes_its_emptydir_does_not_keep_its_volume(tmp_path: Path)
 
 def mount_eagerly(front: OwnedFront, volume: Volume, *, keep: bool = True) -> int:
     """Return the descriptor of a filesystem at the target that no program serves yet."""
-    conversation = front.begin(mounter.StartEager(PATIENCE, volume.relative(volume.target), mounter.NO_GROUP))
+    conversation = front.begin(volume.start_eager())
     conversation.say(a_plan(ROOTS_FACTS, allow_other=True))
     assert isinstance(conversation.hear(), mounter.Made)
     conversation.say(mounter.Attach())
@@ -1081,7 +1081,7 @@ def test_an_eager_filesystem_that_is_not_kept_is_taken_away(tmp_path: Path) -> N
 def test_an_eager_filesystem_is_roots(wanted: dict[str, int], tmp_path: Path) -> None:
     def body(front: OwnedFront, volume: Volume) -> None:
         publish(front, volume)
-        conversation = front.begin(mounter.StartEager(PATIENCE, volume.relative(volume.target), mounter.NO_GROUP))
+        conversation = front.begin(volume.start_eager())
         conversation.say(a_plan(ROOTS_FACTS, **wanted))
         assert conversation.hear() == mounter.Failed(errno.EPERM, b"check the plan")
 
@@ -1205,7 +1205,7 @@ def test_a_twin_attaches_nothing_but_fuse_filesystems(tmp_path: Path) -> None:
         if child == 0:
             with ending_afterwards():
                 ours.close()
-                volume_helper.HelperProcess(opened, volume.relative(volume.target), False, PATIENCE).attend(theirs)
+                volume_helper.HelperProcess(opened, volume.start_mount()).attend(theirs)
         theirs.close()
         helper = volume_helper.VolumeHelper(ours, PATIENCE, 0)
         for path in ("/", "/proc", str(volume.target)):

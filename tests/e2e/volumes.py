@@ -11,7 +11,7 @@ import signal
 import socket
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fusermount3_broker.kernel import syscalls
 from fusermount3_broker.messages import mounter
@@ -50,6 +50,12 @@ class Volume:
         """The file that a FUSE program serves in the volume."""
         return self.target / os.fsdecode(tinyfuse.NAME)
 
+    def sub_path(self, container: str) -> Path:
+        """Return where kubelet bind-mounts a part of the volume for a container; its parent directory exists."""
+        path = self._kubelet / "pods" / self.pod / "volume-subpaths/data" / container / "0"
+        path.parent.mkdir(parents=True)
+        return path
+
     def enter_pod(self) -> None:
         """Move this process into the cgroup of the pod, which is named as by kubelet."""
         (cgroups.make(self.cgroups.pod(self.pod)) / "cgroup.procs").write_text("0")
@@ -63,13 +69,32 @@ class Volume:
             PATIENCE, self.relative(self.target), directory, SOCKET.encode(), old_clients, serving, NONCE
         )
 
+    def start_mount(
+        self,
+        *,
+        pinned: bool = False,
+        held: bool = False,
+        read_only: bool = False,
+        group: int = mounter.NO_GROUP,
+        former: bytes = b"",
+    ) -> mounter.StartVolumeMount:
+        return mounter.StartVolumeMount(PATIENCE, 1, self.relative(self.target), pinned, held, read_only, group, former)
+
+    def start_eager(self) -> mounter.StartEager:
+        return mounter.StartEager(PATIENCE, self.relative(self.target), mounter.NO_GROUP, b"")
+
     def start_unpublish(self, seconds: int = PATIENCE) -> mounter.StartUnpublish:
         directory = self.relative(self.empty_dir)
         return mounter.StartUnpublish(seconds, self.relative(self.target), directory, SOCKET.encode(), NONCE)
 
     def mounts(self) -> list[Mount]:
-        """Return the mounts at the target, from bottom to top."""
-        return [mount for mount in mountinfo() if mount.mountpoint == str(self.target)]
+        """Return the mounts at the target, from bottom to top, which is not always the order of mountinfo."""
+        here = {mount.parent: mount for mount in mountinfo() if mount.mountpoint == str(self.target)}
+        ids = {mount.id for mount in here.values()}
+        stack = [mount for parent, mount in here.items() if parent not in ids]
+        while stack and (above := here.get(stack[-1].id)):
+            stack.append(above)
+        return stack
 
     def types(self) -> list[str]:
         return [mount.fstype for mount in self.mounts()]
@@ -127,8 +152,8 @@ class Program:
     """A FUSE program in its own process that mounts on the volume, then commits the mount and serves, or does neither.
 
     `place` is its own mountpoint, if it needs one. With `namespace` it has its own mount namespace; with
-    `user_namespace` it also has its own user namespace, and is in the cgroup of the pod, where the mounter looks for
-    it. `kill` ends it.
+    `user_namespace` it also has its own user namespace. With that, or `in_pod`, it is in the cgroup of the pod, where
+    the mounter looks for it. `kill` ends it.
     """
 
     def __init__(
@@ -141,6 +166,7 @@ class Program:
         uid: int = 0,
         namespace: bool = False,
         user_namespace: bool = False,
+        in_pod: bool = False,
         hangs: bool = False,
         commits: bool = True,
         mode: int = 0o644,
@@ -156,7 +182,7 @@ class Program:
             if self.pid == 0:
                 with ending_afterwards():
                     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
-                    if user_namespace:
+                    if user_namespace or in_pod:
                         volume.enter_pod()
                     if namespace or user_namespace:
                         _unshare(user_namespace)
@@ -182,17 +208,9 @@ class Program:
             tinyfuse.serve(device, content, hangs, mode)
         signal.pause()
 
-    def begin(self, *, read_only: bool = False, group: int = mounter.NO_GROUP, held: int | None = None) -> Conversation:
-        """Start a mount for the program in the mounter."""
-        start = mounter.StartVolumeMount(
-            seconds=PATIENCE,
-            commit_seconds=1,
-            target=self._volume.relative(self._volume.target),
-            pinned=self.place is not None,
-            held=held is not None,
-            read_only=read_only,
-            group=group,
-        )
+    def begin(self, *, held: int | None = None, **wanted: Any) -> Conversation:
+        """Start a mount for the program in the mounter, `wanted` as for `Volume.start_mount`."""
+        start = self._volume.start_mount(pinned=self.place is not None, held=held is not None, **wanted)
         pidfd = os.pidfd_open(self.pid)
         conversation = self._front.begin(start, self.connection.fileno(), pidfd, *([] if held is None else [held]))
         os.close(pidfd)
@@ -221,10 +239,12 @@ class Program:
         self.connection.close()
 
 
-def serve(front: OwnedFront, volume: Volume, content: bytes = b"hello", **program: object) -> Program:
-    """Return a program that serves the volume, with its mount kept."""
+def serve(
+    front: OwnedFront, volume: Volume, content: bytes = b"hello", *, former: bytes = b"", **program: object
+) -> Program:
+    """Return a program that serves the volume, with its mount kept; `former` as in `mounter.StartVolumeMount`."""
     started = Program(front, volume, content, **program)  # type: ignore[arg-type]  # the arguments of Program
-    started.keep(started.mount())
+    started.keep(started.mount(started.begin(former=former)))
     return started
 
 

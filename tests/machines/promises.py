@@ -102,6 +102,7 @@ PROMISES: dict[str, tuple[str, ...]] = {
             "containers_that_have_the_dead_filesystem_get_the_new_one_but_only_those_of_the_pod",
         )
     ),
+    "containers start on a volume whose program is gone": ("tests/e2e/test_tombstones.py",),
 }
 
 #: What some machines show; the others show all that no machine has for itself.

@@ -8,6 +8,10 @@ which it finds no process may still be served, by a process of another account o
 descriptor. So another child then asks the filesystem itself, and only what the filesystem reports as dead is dead, and
 unmounted.
 
+At the target of a volume, nothing is unmounted: there, a child puts a tombstone in the place of the dead mount
+(`mounter.tombstone`), so that containers can start on the volume again. A tombstone is in no table; a volume has at
+most one.
+
 All suspect mounts of an account form one inquiry. An account has one inquiry at a time, and the next inquiry is for the
 account that has waited longest. A filesystem that doesn't answer ends the operation in which it was asked, and comes
 last the next time: so it costs only its own account.
@@ -19,7 +23,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from contextlib import suppress
-from errno import ENOENT, ENOTCONN, ETIMEDOUT
+from errno import ENODATA, ENOENT, ENOTCONN, ETIMEDOUT
 from itertools import islice
 
 from fusermount3_broker.front import hung_connections
@@ -35,12 +39,22 @@ from fusermount3_broker.front.mounter_client import (
 )
 from fusermount3_broker.front.peer import account_of_process, uid_of
 from fusermount3_broker.front.serving_processes import MOMENT, Suspect
-from fusermount3_broker.messages.mounter import Asked, Found, NobodyThere, Reaped, StartReap, StartSearch
+from fusermount3_broker.messages.mounter import (
+    Asked,
+    Found,
+    NobodyThere,
+    Reaped,
+    StartReap,
+    StartSearch,
+    StartTombstone,
+    TombstonePut,
+)
 from fusermount3_broker.service import log
 
 #: The most seconds between looks at a mount that seemed unserved but was not dead. The first interval is one second,
 #: and each one is twice as long as the last: usually the FUSE program is just ending.
 AGAIN = 30.0
+_MOST_DOUBLINGS = 10
 #: Inquiries at the same time.
 AT_ONCE = 8
 #: Children that ask filesystems at the same time: of one account, and in total. A child spends most of its time
@@ -58,6 +72,8 @@ _PROCESSES_A_TURN = 50
 _SOON = 1.0
 #: Seconds in which a child that has reported no answer ends, unless it blocks.
 _LAST_WORD = 0.5
+#: How often a dead mount is looked for at the target of its volume: it comes back there if its successor fails.
+_MOST_TRIES = 8
 
 
 class Reaper:
@@ -96,7 +112,7 @@ class Reaper:
         return min(later, default=None)
 
     def may_unmount(self, mount: Mount) -> bool:
-        """Whether the broker unmounts this mount anywhere when it is dead. A dead mount stays at the target of a
+        """Whether the broker unmounts this mount anywhere when it is dead. Nothing is unmounted at the target of a
         volume."""
         if self._front.configuration.dead_mounts_seconds == 0:
             return False
@@ -135,6 +151,10 @@ class Reaper:
         for suspect in suspects:
             suspect.due = time.monotonic() + _SOON
         left = [each for each in suspects if self._is_there(each)]
+        if dead := next((each for each in left if each.needs_tombstone), None):
+            async with self._children:
+                await self._put_tombstone(dead)  # the others have their turn in the next inquiry
+            left = [each for each in left if not each.needs_tombstone and each is not dead]
         live = [each for each in left if not self._front.states.is_dead(each.mount.connection)]
         if live:
             await self._search(live, {pid for each in live for pid in each.candidates})
@@ -255,11 +275,7 @@ class Reaper:
             if not (isinstance(said, Asked) and remaining and said.device == remaining[0].mount.device):
                 raise OperationEnded
             if said.answer == ETIMEDOUT:
-                operation.hang_up()
-                try:
-                    await asyncio.wait_for(operation.ended(), _LAST_WORD)
-                except TimeoutError:
-                    operation.give_up()
+                await self._end_of(operation, _LAST_WORD)
                 raise OperationEnded
             self._conclude(remaining.pop(0), said.answer, said.mounts)
 
@@ -280,29 +296,77 @@ class Reaper:
         if answer == ENOTCONN:
             self._front.states.note_dead(mount.connection)
         if unmounted:
-            self._reaped.add(mount.connection)
-            self._tell(mount)
+            self._tell("unmounted", "unmounted a dead mount: its program is gone", mount)
         else:
             self._front.states.note_not_unmounted(mount)
         if not self._is_there(suspect):
             return
-        if mount.volume and suspect.namespace != self._front.mount_namespace and (unmounted or answer == ENOENT):
+        if mount.volume and suspect.namespace != self._front.mount_namespace and answer in (ENOENT, ENOTCONN):
+            self._reaped.add(mount.connection)
             suspect.namespace = self._front.mount_namespace  # it may still be mounted at the target
             suspect.due = time.monotonic()
+        elif self._may_need_tombstone(suspect, answer):
+            suspect.needs_tombstone = True
+            suspect.due = time.monotonic()
+            if self._front.states.is_dead(mount.connection):
+                suspect.tries = 0
         elif answer == ENOTCONN and not self.may_unmount(mount):
             self._serving.forget(mount.device)
         else:
             self._try_again(suspect)
 
+    def _may_need_tombstone(self, suspect: Suspect, answer: int) -> bool:
+        """Whether a dead mount may be at the target of its volume, after this answer.
+
+        A filesystem of a pod's user namespace says nothing there. If the process that was known to serve it has ended
+        or closed its descriptor, the mounter searches the pod for another.
+        """
+        if suspect.namespace != self._front.mount_namespace or not self._front.configuration.dead_mounts_seconds:
+            return False
+        mount = suspect.mount
+        is_dead = self._front.states.is_dead(mount.connection)
+        return bool(mount.volume) and (is_dead or (answer == ENODATA and suspect.was_served))
+
+    async def _put_tombstone(self, suspect: Suspect) -> None:
+        """Have a child put a tombstone in the place of the mount, if that is dead and at the target of its volume."""
+        mount = suspect.mount
+        self._try_again(suspect)
+        said = None
+        start = StartTombstone(self._front.configuration.deadlines.operation, mount.volume, mount.device)
+        with (
+            suppress(MounterFailed, OperationFailed, OperationRefused, OperationEnded),
+            await self._front.mounter.begin(start, []) as operation,
+        ):
+            try:
+                said = await operation.expect(TombstonePut)
+            finally:
+                self._leave_if_stuck(operation, mount.account, mount)
+        if said and said.replaced:
+            self._front.states.note_dead(mount.connection)
+            self._tell("replaced", "put a tombstone in the place of a dead mount: its program is gone", mount)
+        is_dead = self._front.states.is_dead(mount.connection)
+        suspect.needs_tombstone = is_dead
+        if self._is_there(suspect) and is_dead and (suspect.tries >= _MOST_TRIES or (said and said.replaced)):
+            self._serving.forget(mount.device)
+
+    async def _end_of(self, operation: Operation, seconds: float) -> None:
+        """Hang up, and wait for the child's end. Raises OperationEnded if it doesn't end in time: it blocks."""
+        operation.hang_up()
+        try:
+            await asyncio.wait_for(operation.ended(), seconds)
+        except TimeoutError:
+            operation.give_up()
+            raise OperationEnded from None
+
     def _try_again(self, suspect: Suspect) -> None:
-        suspect.due = time.monotonic() + min(AGAIN, 2.0**suspect.tries)
+        suspect.due = time.monotonic() + min(AGAIN, 2.0 ** min(suspect.tries, _MOST_DOUBLINGS))
         suspect.tries += 1
 
-    def _tell(self, mount: Mount) -> None:
-        self._front.requests["reap unmounted"] += 1
+    def _tell(self, result: str, message: str, mount: Mount) -> None:
+        self._front.requests[f"reap {result}"] += 1
         self._front.log(
             log.NOTICE,
-            "unmounted a dead mount: its program is gone",
+            message,
             request_id=mount.request_id,
             mountpoint=mount.mountpoint,
             caller_container=mount.container,

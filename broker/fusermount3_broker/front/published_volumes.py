@@ -35,6 +35,7 @@ from fusermount3_broker.front.mounter_client import (
     OperationFailed,
     OperationRefused,
 )
+from fusermount3_broker.front.restored_containers import RestoredContainers, former
 from fusermount3_broker.front.server import Server
 from fusermount3_broker.front.slots import Slots
 from fusermount3_broker.front.tables.database import NotWritten
@@ -113,12 +114,16 @@ class Publication:
         self._is_lent = True
         return self._held
 
-    def take_back(self) -> None:
-        """Take the filesystem back: the program to which it was lent did not confirm that it serves it."""
+    def take_back(self) -> bool:
+        """Take the filesystem back: the program to which it was lent did not confirm that it serves it.
+
+        Return whether it is still held; if not, it is dead.
+        """
         self._is_lent = False
         if self._is_unwanted:
             self._let_go()
         self._drop_what_was_begun()
+        return self._held is not None
 
     def _drop_what_was_begun(self) -> None:
         """Close a filesystem that no program can serve any more: one began and ended, or the connection was aborted."""
@@ -168,10 +173,12 @@ class Publications:
         self._begin = (begin, begin_old)
         self._served: dict[bytes, Publication] = {}
         self._slots = Slots(_AT_ONCE, _FOR_A_POD)
+        self.restored_containers = RestoredContainers(front)
         self._locks: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
 
     def close(self) -> None:
         """Close the sockets and unserved filesystems of all volumes, which stay published."""
+        self.restored_containers.end()
         for publication in self._served.values():
             publication.end()
             for listener in publication.listeners:
@@ -311,6 +318,7 @@ class Publications:
 
     async def _take_away(self, target: bytes, volume: Volume | None) -> None:
         """Stop serving the volume, and have the mounter remove it. Raises Refusal."""
+        self.restored_containers.forget(target)
         if publication := self._served.pop(target, None):
             self._serve(publication, [])
             publication.end()
@@ -339,7 +347,7 @@ class Publications:
         volume = publication.volume
         id = secrets.token_hex(4)
         plan = policy.decide_eager_mount(id.encode(), volume)
-        start = StartEager(self._seconds, volume.target, volume.group)
+        start = StartEager(self._seconds, volume.target, volume.group, former(self._front, volume.target))
         async with self._operation(b"mount failed", volume, start) as operation:
             operation.say(plan)
             mount = self._record(volume, id, plan, await operation.expect(Made))

@@ -31,7 +31,8 @@ class Suspect:
 
     It is looked at when it is `due`. It has been without a process since `since`, if that is known. `candidates` are
     processes that may serve it. `namespace` is where the filesystem is asked next. `tries` counts how often it was
-    found neither served nor dead.
+    found neither served nor dead. `was_served`: the process that served it, or was assumed to, does so no more.
+    `needs_tombstone`: it is a volume's, and may be dead at the target.
     """
 
     mount: Mount
@@ -40,6 +41,8 @@ class Suspect:
     namespace: MountNamespace
     candidates: tuple[int, ...] = ()
     tries: int = 0
+    was_served: bool = False
+    needs_tombstone: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -114,10 +117,12 @@ class Serving:
         known = self.suspects.get(mount.device)
         if known and known.mount.connection == mount.connection:
             known.due = min(known.due, due)
+            known.was_served = known.was_served or since is not None
             known.since = since if known.since is None else known.since
             known.candidates = known.candidates or candidates
         else:
-            self.suspects[mount.device] = Suspect(mount, due, since, mount.namespace, candidates)
+            was_served = since is not None
+            self.suspects[mount.device] = Suspect(mount, due, since, mount.namespace, candidates, was_served=was_served)
         self.news.set()
 
     def found(self, mount: Mount, pid: int, descriptor: int) -> None:

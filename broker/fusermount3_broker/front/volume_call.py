@@ -9,6 +9,7 @@ confirmation.
 import json
 import os
 import socket
+import time
 from dataclasses import replace
 
 from fusermount3_broker.front.call import Call
@@ -19,6 +20,8 @@ from fusermount3_broker.front.model import Mount
 from fusermount3_broker.front.mounter_client import Operation
 from fusermount3_broker.front.peer import Peer
 from fusermount3_broker.front.published_volumes import Publication, Publications, Unserved
+from fusermount3_broker.front.restored_containers import former
+from fusermount3_broker.front.serving_processes import MOMENT
 from fusermount3_broker.messages.mounter import Made, MountFacts, MountPlan, StartVolumeMount
 from fusermount3_broker.service import log
 from fusermount3_broker.service.channel import Channel, HungUp
@@ -38,6 +41,8 @@ class VolumeCall(Call):
         self._known |= {"target": self._target, "volume": self._volume.id}
         #: The filesystem of an eager volume, while this call's FUSE program may be the one that will serve it.
         self._lent: Unserved | None = None
+        #: The mount that has been made.
+        self._mounted: Mount | None = None
 
     async def _read_request(self) -> MountRequest | VolumeRequest | UnmountRequest:
         self._check_caller()
@@ -53,8 +58,10 @@ class VolumeCall(Call):
         try:
             await super()._mount(peer, account, request)
         finally:
-            if self._lent:
-                self._publication.take_back()
+            if self._lent and not self._publication.take_back():
+                self._front.serving.suspect(self._lent.mount, time.monotonic() + MOMENT)
+        if self._mounted:
+            self._publications.restored_containers.look_at(self._mounted)
 
     def _may_be_plain(self, _request: MountRequest | VolumeRequest) -> bool:
         return False
@@ -71,6 +78,7 @@ class VolumeCall(Call):
             held=bool(held),
             read_only=self._volume.read_only,
             group=self._volume.group,
+            former=former(self._front, self._target),
         )
         return await self._begin(peer, start, *held)
 
@@ -84,7 +92,10 @@ class VolumeCall(Call):
 
     def _record(self, peer: Peer, request: MountRequest | VolumeRequest, plan: MountPlan, made: Made) -> Mount:
         mount = replace(super()._record(peer, request, plan, made), volume=self._target)
-        return replace(mount, type=self._lent.mount.type, source=self._lent.mount.source) if self._lent else mount
+        if self._lent:
+            mount = replace(mount, type=self._lent.mount.type, source=self._lent.mount.source)
+        self._mounted = mount
+        return mount
 
     def _not_mounted(self, mount: Mount) -> None:
         """As for any mount; but restore the record of a lent filesystem, which still exists."""
@@ -124,6 +135,7 @@ class OldCall(VolumeCall):
         else:
             mount = await self._mount_and_give(peer)
         self.decided(log.INFO, "mounted", device=mount.device, type=mount.type, source=mount.source)
+        self._publications.restored_containers.look_at(mount)
 
     def _write_down_as_callers(self, mount: Mount, peer: Peer) -> Mount:
         """Record the mount as the caller's, and return it so. Raises Refusal."""

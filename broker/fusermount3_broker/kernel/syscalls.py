@@ -43,6 +43,8 @@ AT_EACCESS = 0x200
 AT_EMPTY_PATH = 0x1000
 AT_RECURSIVE = 0x8000
 AT_STATX_DONT_SYNC = 0x4000
+STATX_BASIC_STATS = 0x7FF
+STATX_BTIME = 0x800
 STATX_ATTR_MOUNT_ROOT = 0x2000
 AT_HANDLE_FID = 0x200
 AT_HANDLE_MNT_ID_UNIQUE = 0x001
@@ -272,6 +274,13 @@ def statx_mount(fd: int) -> tuple[int, int]:
 
 def _device_number(major: int, minor: int) -> int:
     return major << 20 | minor
+
+
+def statx_all(fd: int) -> None:
+    """Ask the filesystem for everything about the file that `fd` refers to: all that statx(2) has for any filesystem,
+    the time of birth included. The kernel answers from its cache what it may."""
+    buffer = ctypes.create_string_buffer(256)
+    _check(_libc.statx(fd, b"", AT_EMPTY_PATH, STATX_BASIC_STATS | STATX_BTIME, buffer))
 
 
 def is_mount_root(fd: int) -> bool:

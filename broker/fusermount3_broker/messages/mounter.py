@@ -23,6 +23,8 @@ for it. The complete list of records, in order:
                child: Mounted, with the /dev/fuse descriptor   front: Keep   child: Kept
     unpublish  child: Unpublished
     stat       child: Stated
+    tombstone  child: TombstonePut
+    restore    child: Restored
     any        front: LetGo, instead of a plan, or of Attach   child: HasLetGo
                child: Entering, before it asks a FUSE filesystem
 
@@ -146,13 +148,14 @@ class Published(NamedTuple):
 
 class StartEager(NamedTuple):
     """To the mounter, with one descriptor: conversation. Mount a new filesystem at `target`, which is published, in
-    place of a dead one; no FUSE program serves it yet. `Mounted` comes with its /dev/fuse descriptor. `group` as in
-    `StartVolumeMount`.
+    place of a dead one; no FUSE program serves it yet. `Mounted` comes with its /dev/fuse descriptor. `group` and
+    `former` as in `StartVolumeMount`.
     """
 
     seconds: Seconds
     target: bytes
     group: GroupId
+    former: bytes
 
 
 class StartVolumeMount(NamedTuple):
@@ -161,7 +164,9 @@ class StartVolumeMount(NamedTuple):
     With `pinned`, the caller sent its own mountpoint; else the filesystem appears at the target only, and the facts are
     those of a directory that may be used. With `held`, a fourth descriptor: the /dev/fuse of the filesystem that is
     already at the target (`StartEager`). With `read_only`, access through the target is read-only. `group` is the
-    filesystem's group_id, instead of the caller's gid; with `NO_GROUP` it is the caller's gid.
+    filesystem's group_id, instead of the caller's gid; with `NO_GROUP` it is the caller's gid. `former` has a line for
+    each filesystem that the volume had before and that still exists: its device number and the inode of its connection
+    in fusectl. Where a container of the pod has one of these, the new filesystem takes its place.
     """
 
     seconds: Seconds
@@ -171,6 +176,7 @@ class StartVolumeMount(NamedTuple):
     held: bool
     read_only: bool
     group: GroupId
+    former: bytes
 
 
 class StartUnpublish(NamedTuple):
@@ -215,6 +221,41 @@ class Stated(NamedTuple):
     available_bytes: int
     total_inodes: int
     free_inodes: int
+
+
+class StartRestore(NamedTuple):
+    """To the mounter, with one descriptor: conversation. Where a container of the pod has a `former` filesystem of the
+    volume, as in `StartVolumeMount`, or the tombstone, have the filesystem of `device` take its place, if that is at
+    `target`; `connection` is the inode of its connection. In the mount namespace `but`, if that is not 0, it takes the
+    place of the tombstone only. Answered by `Restored`.
+    """
+
+    seconds: Seconds
+    target: bytes
+    device: DeviceNumber
+    connection: int
+    but: NamespaceInode
+    former: bytes
+
+
+class Restored(NamedTuple):
+    """All containers that could be reached have been looked at."""
+
+
+class StartTombstone(NamedTuple):
+    """To the mounter, with one descriptor: conversation. Put a filesystem that nobody serves, but that can be looked
+    at, in the place of the filesystem of `device` at `target` if that is dead; answered by `TombstonePut`.
+    """
+
+    seconds: Seconds
+    target: bytes
+    device: DeviceNumber
+
+
+class TombstonePut(NamedTuple):
+    """Whether it has `replaced` the dead filesystem; if not, that is not dead, or not topmost there any more."""
+
+    replaced: bool
 
 
 class Entering(NamedTuple):
@@ -422,6 +463,8 @@ Start = (
     | StartEager
     | StartUnpublish
     | StartStat
+    | StartTombstone
+    | StartRestore
 )
 Record = (
     Start
@@ -437,6 +480,8 @@ Record = (
     | Published
     | Unpublished
     | Stated
+    | TombstonePut
+    | Restored
     | BadDescriptors
     | NotPlain
     | MountFacts
@@ -464,7 +509,7 @@ Record = (
 #: After these a child sends nothing more, and only waits for the end of the conversation.
 LAST_WORDS = (
     *(Kept, RolledBack, Unmounted, Reaped, Surveyed, Aborted, Checked, HasLetGo, BadDescriptors, Failed),
-    *(Recognized, Published, Unpublished, Stated, NobodyThere, Found, NotPlain),
+    *(Recognized, Published, Unpublished, Stated, TombstonePut, Restored, NobodyThere, Found, NotPlain),
 )
 _vocabulary: Vocabulary[Record] = Vocabulary(Record.__args__)
 dump = _vocabulary.dump

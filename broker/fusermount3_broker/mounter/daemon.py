@@ -43,7 +43,9 @@ from fusermount3_broker.mounter import (
     mounting,
     namespaces,
     plain_calls,
+    tombstone,
     unmounting,
+    volume_consumers,
     worker_pool,
 )
 from fusermount3_broker.mounter.caller_namespaces import Caller
@@ -68,8 +70,9 @@ CAPABILITIES = (*plain_calls.CAPABILITIES, syscalls.CAP_MKNOD)
 SPARES, FEW_SPARES, OWN_SPARES = 4, 2, 1
 #: Limits for the number of children. For callers' operations: `max_requests`, plus children that close socket
 #: connections (`front.context.DISMISSALS`), unmount dead mounts, or wait; with volumes, plus as many as kubelet's
-#: requests may take (`front.published_volumes`). For the broker's own operations: `front.context.RESCUES` and others.
-MORE_THAN_REQUESTS, FOR_KUBELET, MOST_OWN = 12 + 16 + 2 * SPARES, 32, 16 + 12
+#: requests and the restoring of containers may take (`front.published_volumes`, `front.restored_containers`). For the
+#: broker's own operations: `front.context.RESCUES` and others.
+MORE_THAN_REQUESTS, FOR_VOLUMES, MOST_OWN = 12 + 16 + 2 * SPARES, 32 + 8, 16 + 12
 #: More records than the kernel queues for a socket, given their overhead. Without a front, a caller may go on sending.
 MOST_QUEUED = 1024
 
@@ -108,7 +111,7 @@ def main(ends: list[socket.socket], max_requests: int, kubelet: int | None, left
     gc.disable()
     gc.freeze()
     has_volumes = kubelet is not None
-    most = max_requests + MORE_THAN_REQUESTS + (FOR_KUBELET if has_volumes else 0)
+    most = max_requests + MORE_THAN_REQUESTS + (FOR_VOLUMES if has_volumes else 0)
     pools = [Pool(operations, FEW_SPARES if serves_plain else SPARES, most), Pool(own, OWN_SPARES, MOST_OWN)]
     if serves_plain:
         pools.append(Pool(plain, SPARES, most, lambda control, line: plain_calls.start(opened, control, line)))
@@ -277,6 +280,10 @@ def _operate(opened: Descriptors, child: Child | None, start: Record, descriptor
             kubelet_directory.unpublish(opened, talk, start)
         elif isinstance(start, mounter.StartStat):
             kubelet_directory.stat_volume(opened, talk, start)
+        elif isinstance(start, mounter.StartTombstone):
+            tombstone.put(opened, talk, start)
+        elif isinstance(start, mounter.StartRestore):
+            volume_consumers.look_again(opened, talk, start)
     if child:
         child.dismiss()
 
@@ -379,7 +386,7 @@ def _attend_child(
         for descriptor in (connection, pidfd, *held):
             os.close(descriptor)
         os.fchdir(opened.proc)
-        HelperProcess(opened, start.target, start.read_only, start.seconds).attend(child.end)
+        HelperProcess(opened, start).attend(child.end)
         os.waitpid(child.pid, 0)
     finally:
         os._exit(0)

@@ -10,7 +10,7 @@ import errno
 import os
 
 from fusermount3_broker.messages import mounter
-from fusermount3_broker.mounter import filesystem, invariants, locked_flags, mount_tree, volume_consumers
+from fusermount3_broker.mounter import filesystem, invariants, locked_flags, volume_consumers
 from fusermount3_broker.mounter.front_connection import Conversation, HungUp, StepError
 from fusermount3_broker.mounter.kept_descriptors import Descriptors
 from fusermount3_broker.mounter.mounting import agree_to_attach
@@ -41,7 +41,7 @@ def mount(opened: Descriptors, talk: Conversation, start: mounter.StartEager) ->
         filesystem.restrict(made, wanted)
     agree_to_attach(talk, made, os.stat("self/ns/mnt").st_ino, pids=mounter.PIDS_SEEN)
     with talk.bounded("mount on the volume"), Target(opened, start.target) as target:
-        replaced = target.attach(made, talk.seconds)
+        attached = target.attach(made, talk.seconds)
     try:
         talk.say(mounter.Mounted(), device)
         os.close(device)
@@ -49,13 +49,12 @@ def mount(opened: Descriptors, talk: Conversation, start: mounter.StartEager) ->
             raise HungUp
     except HungUp:
         with talk.bounded("roll back"), Target(opened, start.target) as target:
-            target.withdraw(made, replaced, talk.seconds)
+            target.withdraw(made, attached.replaced, talk.seconds)
         talk.say(mounter.RolledBack())
         return
-    if replaced is None:
+    former = volume_consumers.Former.of(opened, attached, start.former)
+    if not former.connections:
         os.close(made)  # before the answer: an open descriptor would keep others from unmounting it
     talk.say(mounter.Kept())
-    if replaced is not None:
-        volume_consumers.restore(
-            opened, start.target, mount_tree.look(replaced).device, made, 0, talk.seconds, served=False
-        )
+    if former.connections:
+        volume_consumers.restore(opened, start.target, former, made, talk.seconds, served=False)

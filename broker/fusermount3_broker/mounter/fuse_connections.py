@@ -82,6 +82,20 @@ def exists(fusectl: int, device: int) -> bool:
     return os.access(f"{device}", os.F_OK, dir_fd=fusectl)
 
 
+def is_connection(fusectl: int, device: int, inode: int) -> bool:
+    """Return whether a FUSE connection with this device number still exists, and not a later one with that number."""
+    try:
+        with Connection(fusectl, device, inode):
+            return True
+    except OSError:
+        return False
+
+
+def inode_of(fusectl: int, device: int) -> int:
+    """Return the inode by which a connection can be told from later ones. Raises FileNotFoundError."""
+    return os.stat(f"{device}", dir_fd=fusectl).st_ino
+
+
 def alive(fusectl: int, devices: Iterable[int]) -> set[int]:
     """Return those of the connections in which requests wait for a while: a process holds their descriptor.
 

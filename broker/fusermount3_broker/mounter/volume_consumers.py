@@ -1,24 +1,33 @@
-"""Restore a volume in the other containers of its pod when a new FUSE program replaces one that has ended.
+"""Restore a volume in the containers of its pod: have them see the filesystem that is at its target.
 
-A container that has the placeholder (`volume_targets`), with propagation, sees the new filesystem as the target does.
-A container started while a filesystem was mounted on the placeholder has only that filesystem, which is dead now. So
-wherever a mount namespace of the pod still has the dead filesystem, a copy of the new mount replaces it; where it has a
-part of the dead one, a subPath, the same part of the new one does.
+A container that has the placeholder or the tombstone (`volume_targets`), with propagation, sees the new filesystem as
+the target does. A container started while a filesystem was mounted there has only that filesystem, which is dead now;
+one without propagation may have only the tombstone. So wherever a mount namespace of the pod still has one of these, a
+copy of the new mount replaces it; where it has a part of a former filesystem, a subPath, the same part of the new one
+does.
+
+Which filesystems the volume had before is known from the front. None of them is asked anything.
 
 For the mounter's children that are in the broker's own mount namespace.
 """
 
+import errno
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from typing import NamedTuple
 
 from fusermount3_broker.kernel import syscalls
-from fusermount3_broker.mounter import fuse_connections, mount_tree, pods
+from fusermount3_broker.messages import mounter
+from fusermount3_broker.mounter import fuse_connections, invariants, mount_tree, pods
 from fusermount3_broker.mounter.child_processes import in_child
+from fusermount3_broker.mounter.front_connection import Conversation, StepError
 from fusermount3_broker.mounter.kept_descriptors import Descriptors
-from fusermount3_broker.mounter.volume_targets import attach, private_copy, replace
+from fusermount3_broker.mounter.mount_tree import Mount
+from fusermount3_broker.mounter.volume_targets import Attached, Target, attach, private_copy, replace
 
 #: The attributes that a mount takes over from the one that it replaces, by their names in mountinfo.
 _ATTRIBUTES = {
@@ -26,6 +35,9 @@ _ATTRIBUTES = {
     b"noexec": syscalls.MOUNT_ATTR_NOEXEC,
     b"nosymfollow": syscalls.MOUNT_ATTR_NOSYMFOLLOW,
 }
+#: Seconds after which no further container is begun: a FUSE program may take its time for each part.
+_LONGEST = 30.0
+_READ = os.O_RDONLY | os.O_CLOEXEC
 #: The path of a filesystem's root within the filesystem.
 _WHOLE = b"/"
 #: A subPath lies within the filesystem itself.
@@ -34,30 +46,80 @@ _WITHIN = (
 )
 
 
-def restore(opened: Descriptors, target: bytes, dead: int, mount: int, but: int, seconds: int, *, served: bool) -> None:
-    """Attach the filesystem of `mount` wherever a container of the pod of `target` has the `dead` device.
+class Former(NamedTuple):
+    """The filesystems whose place another one takes in containers, as device numbers with the inodes of their
+    connections. In the mount namespace with the inode `but`, only that of the device `tombstone` is replaced."""
 
-    Skips the mount namespace with the inode `but`. Replaces parts only if the filesystem is `served`, because this
-    queries its FUSE program. Leaves mounts that can't be replaced as they are: such a container has to be restarted.
-    Takes no longer than `seconds` for each, unless a filesystem in the way hangs.
+    connections: dict[int, int]
+    tombstone: int | None = None
+    but: int = 0
+
+    @classmethod
+    def of(cls, opened: Descriptors, attached: Attached, lines: bytes) -> "Former":
+        """Return what a mount that was attached so replaces; `lines` as in `mounter.StartVolumeMount`.
+
+        Raises ValueError.
+        """
+        connections = {}
+        for line in lines.splitlines():
+            device, inode = map(int, line.split())
+            connections[device] = inode
+        for each in (attached.dead, attached.tombstone):
+            if each is not None:
+                with suppress(FileNotFoundError):  # nobody has it any more
+                    connections[each] = fuse_connections.inode_of(opened.fusectl, each)
+        return cls(connections, attached.tombstone)
+
+    def has(self, device: int, namespace: int) -> bool:
+        """Return whether a filesystem with that number is replaced in the mount namespace with that inode."""
+        return device in self.connections and (namespace != self.but or device == self.tombstone)
+
+
+def restore(opened: Descriptors, target: bytes, former: Former, mount: int, seconds: int, *, served: bool) -> None:
+    """Attach the filesystem of `mount` wherever a container of the pod of `target` has one of the `former` ones.
+
+    Replaces parts only if the filesystem is `served`, because this queries its FUSE program. Leaves mounts that can't
+    be replaced as they are: such a container has to be restarted. Takes no longer than `seconds` for each mount
+    namespace and part, unless a filesystem in the way hangs, and begins none after `_LONGEST`.
     """
-    if not (pod := pods.pod_of_target(target)):
+    if not (pod := pods.pod_of_target(target)) or not former.connections:
         return
+    give_up = time.monotonic() + _LONGEST
     for parts in (False, True) if served else (False,):  # parts wait for the FUSE program, so they come last
-        for namespace, roots in _namespaces(opened.proc, pod, dead, parts):
+        for namespace, places in _namespaces(opened, pod, former, parts):
             with ExitStack() as held, suppress(OSError):
                 held.callback(os.close, namespace)
-                if os.fstat(namespace).st_ino == but:
-                    continue
                 held.callback(signal.alarm, 0)
                 copies = []
-                for root in roots:
+                for place in places:
+                    if time.monotonic() > give_up:
+                        return
                     signal.alarm(seconds)
                     with suppress(OSError):
-                        copies.append((root, _copy(mount, root)))
+                        copies.append((place, _copy(mount, place.root)))
                         held.callback(os.close, copies[-1][1])
                 signal.alarm(seconds)
-                _in_namespace(opened, namespace, dead, copies)
+                _in_namespace(opened, namespace, former, copies)
+
+
+class _Place(NamedTuple):
+    """A mount in a container, by what of which filesystem it has: the device, and the path of the mount's root."""
+
+    device: int
+    root: bytes
+
+
+def look_again(opened: Descriptors, talk: Conversation, start: mounter.StartRestore) -> None:
+    """Restore the volume whose filesystem has that device, if that is still at the target, and tell the front."""
+    if not invariants.allow_target(start.target):
+        raise StepError(errno.EPERM, "check the volume")
+    os.fchdir(opened.proc)
+    with talk.bounded("open the target"), Target(opened, start.target) as target:
+        mount, tombstone = target.served(start.device, talk.seconds)
+    if fuse_connections.is_connection(opened.fusectl, start.device, start.connection):
+        former = Former.of(opened, Attached(tombstone=tombstone), start.former)._replace(but=start.but)
+        restore(opened, start.target, former, mount, talk.seconds, served=True)
+    talk.say(mounter.Restored())
 
 
 def _copy(mount: int, root: bytes) -> int:
@@ -80,29 +142,60 @@ def _copy(mount: int, root: bytes) -> int:
     return copy
 
 
-def _namespaces(proc: int, pod: bytes, dead: int, parts: bool) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield each mount namespace of the pod's processes that has the dead device, whole or in parts, with the path in
-    its filesystem for each of these mounts."""
-    seen = set()
-    for pid in fuse_connections.processes(proc):
+def _namespaces(opened: Descriptors, pod: bytes, former: Former, parts: bool) -> Iterator[tuple[int, list[_Place]]]:
+    """Yield each mount namespace that has former filesystems, whole ones or `parts`, with what its mounts have of them.
+
+    These are the namespaces of the pod's processes, but neither the host's nor that of this process, which other pods
+    use, too. For parts, also the latter, but there only what lies in kubelet's directory of the pod: kubelet makes its
+    bind mounts for subPaths there.
+    """
+    own = os.stat("self/ns/mnt", dir_fd=opened.proc).st_ino
+    seen = {own}
+    with suppress(PermissionError):  # then no process of a pod can be in it either, without more rights than this one
+        seen.add(os.stat("1/ns/mnt", dir_fd=opened.proc).st_ino)
+    if parts:
+        within = _directory_of(opened, pod)
+        if places := [part for place, part in _places(os.getpid(), own, former, parts) if place.startswith(within)]:
+            yield os.open("self/ns/mnt", _READ, dir_fd=opened.proc), places
+    for pid in fuse_connections.processes(opened.proc):
         try:
-            is_own = parts and pid == os.getpid()  # kubelet makes its bind mounts for subPaths there
-            if not (is_own or pods.is_in_pod(proc, pid, pod)):
+            if not pods.is_in_pod(opened.proc, pid, pod):
                 continue
-            namespace = os.open(f"{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
-            inode = os.fstat(namespace).st_ino
-            table = [] if inode in seen else mount_tree.table(pid)
+            namespace = os.open(f"{pid}/ns/mnt", _READ, dir_fd=opened.proc)
         except OSError:
             continue  # it has ended
+        inode = os.fstat(namespace).st_ino
+        places = []
+        with suppress(OSError):  # it has ended
+            if inode not in seen and pods.is_in_pod(opened.proc, pid, pod):  # still the same process
+                places = [part for _, part in _places(pid, inode, former, parts)]
         seen.add(inode)
-        if roots := [each.root for each in table if each.device == dead and (each.root != _WHOLE) == parts]:
-            yield namespace, roots
+        if places:
+            yield namespace, places
         else:
             os.close(namespace)
 
 
-def _in_namespace(opened: Descriptors, namespace: int, dead: int, copies: list[tuple[bytes, int]]) -> None:
-    """Replace the dead mounts in that mount namespace with the copies of the same part. Raises OSError."""
+def _places(pid: int, namespace: int, former: Former, parts: bool) -> list[tuple[bytes, _Place]]:
+    """Return where a process, in the mount namespace with that inode, has former filesystems, and what of them.
+
+    Raises OSError.
+    """
+    return [
+        (each.place, _Place(each.device, each.root))
+        for each in mount_tree.table(pid)
+        if former.has(each.device, namespace) and (each.root != _WHOLE) == parts
+    ]
+
+
+def _directory_of(opened: Descriptors, pod: bytes) -> bytes:
+    """Return the path of kubelet's directory of the pod, with a slash at the end."""
+    assert opened.kubelet is not None
+    return os.readlink(b"self/fd/%d" % opened.kubelet) + b"/pods/" + pod + b"/"
+
+
+def _in_namespace(opened: Descriptors, namespace: int, former: Former, copies: list[tuple[_Place, int]]) -> None:
+    """Replace mounts in that mount namespace with the copies of what they have. Raises OSError."""
 
     def restore_here() -> None:
         syscalls.setns(namespace, syscalls.CLONE_NEWNS)
@@ -110,19 +203,29 @@ def _in_namespace(opened: Descriptors, namespace: int, dead: int, copies: list[t
         syscalls.capset(syscalls.CAP_SYS_ADMIN)
         left = copies.copy()
         for mount in mount_tree.table():
-            found = next((each for each in left if (dead, each[0]) == (mount.device, mount.root)), None)
+            found = next((each for each in left if each[0] == _Place(mount.device, mount.root)), None)
             if found:
-                with mount_tree.opened(mount.place) as entry:
-                    if mount_tree.look(entry).device == dead and syscalls.is_mount_root(entry):
+                with suppress(OSError), mount_tree.opened(mount.place) as entry:
+                    if mount_tree.look(entry).device == mount.device and syscalls.is_mount_root(entry):
+                        _replace(opened, former, mount, entry, found[1])
                         left.remove(found)
-                        _attach(entry, found[1], mount.flags.split(b","))
 
-    keep = [namespace, opened.proc, *(copy for _, copy in copies)]
+    keep = [namespace, opened.proc, opened.fusectl, *(copy for _, copy in copies)]
     in_child(restore_here, keep, [syscalls.CAP_SYS_ADMIN, syscalls.CAP_SYS_CHROOT])
 
 
+def _replace(opened: Descriptors, former: Former, mount: Mount, entry: int, copy: int) -> None:
+    """Replace a mount, whose root is `entry`, if it is one of the former filesystems. Raises OSError.
+
+    While `entry` is open, the filesystem exists, and no other has its number.
+    """
+    if not fuse_connections.is_connection(opened.fusectl, mount.device, former.connections[mount.device]):
+        raise FileNotFoundError(errno.ENOENT, "another filesystem has that number")
+    _attach(entry, copy, mount.flags.split(b","))
+
+
 def _attach(entry: int, copy: int, flags: list[bytes]) -> None:
-    """Replace a dead mount that has these flags with the copy, or cover it if it can't be replaced. Raises OSError."""
+    """Replace a mount that has these flags with the copy, or cover it if it can't be replaced. Raises OSError."""
     attributes = sum(attribute for name, attribute in _ATTRIBUTES.items() if name in flags)
     syscalls.mount_setattr(copy, b"", syscalls.AT_EMPTY_PATH, attributes)
     if not replace(entry, copy):

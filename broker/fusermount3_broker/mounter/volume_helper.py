@@ -24,7 +24,8 @@ from fusermount3_broker.mounter import fuse_connections, locked_flags, mount_tre
 from fusermount3_broker.mounter.front_connection import receive, rights
 from fusermount3_broker.mounter.kept_descriptors import Descriptors
 from fusermount3_broker.mounter.mount_tree import Fuse
-from fusermount3_broker.mounter.volume_targets import Target
+from fusermount3_broker.mounter.volume_consumers import Former
+from fusermount3_broker.mounter.volume_targets import Attached, Target
 from fusermount3_proxy import wire
 
 
@@ -48,7 +49,7 @@ class Withdraw(NamedTuple):
 
 class Keep(NamedTuple):
     """From the child: keep the attached mount. Answered by `Done`; then the helper attaches it in the pod's other
-    containers, except those in the mount namespace `but`, if that is not 0, and ends.
+    containers, and ends. In the mount namespace `but`, if that is not 0, it replaces only the tombstone.
     """
 
     but: NamespaceInode
@@ -102,10 +103,10 @@ class VolumeHelper:
         self._ask(Withdraw())
 
     def keep(self, but: int) -> None:
-        """Have the helper keep the attached mount; `but` is as in `volume_consumers.restore`.
+        """Have the helper keep the attached mount; `but` is as in `volume_consumers.Former`.
 
-        The helper has no descriptor of the mount any more then, so anybody can unmount it, unless it has replaced a
-        dead one, which takes longer.
+        The helper has no descriptor of the mount any more then, so anybody can unmount it, unless it is not the first
+        one of the volume, which takes longer.
         """
         with suppress(OSError):
             self._ask(Keep(but))
@@ -188,16 +189,16 @@ class Child(NamedTuple):
 class HelperProcess:
     """The helper itself: carries out its child's requests, for one target."""
 
-    def __init__(self, opened: Descriptors, path: bytes, read_only: bool, seconds: int) -> None:
-        """`read_only`: the mount at the target is read-only."""
+    def __init__(self, opened: Descriptors, start: StartVolumeMount) -> None:
         self._opened = opened
-        self._path = path
+        self._path = start.target
         self._attributes = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV
-        if read_only:
+        if start.read_only:
             self._attributes |= syscalls.MOUNT_ATTR_RDONLY
-        self._seconds = seconds
+        self._seconds = start.seconds
+        self._former = start.former
         self._mount: int | None = None
-        self._replaced: int | None = None
+        self._attached = Attached()
 
     def attend(self, end: socket.socket) -> None:
         """Carry out the child's requests until it keeps or withdraws the mount, or has ended. Raises OSError."""
@@ -223,9 +224,14 @@ class HelperProcess:
                 return
 
     def _restore_consumers(self, but: int) -> None:
-        if self._mount is not None and self._replaced is not None:
-            dead = mount_tree.look(self._replaced).device
-            volume_consumers.restore(self._opened, self._path, dead, self._mount, but, self._seconds, served=True)
+        if self._mount is not None:
+            former = Former.of(self._opened, self._attached, self._former)._replace(but=but)
+            volume_consumers.restore(self._opened, self._path, former, self._mount, self._seconds, served=True)
+
+    @property
+    def _has_predecessor(self) -> bool:
+        """Whether a container may have a former filesystem of the volume, or the tombstone."""
+        return self._attached != Attached() or bool(self._former)
 
     def _do(self, record: _Record, descriptors: list[int]) -> tuple[Done, list[int]]:
         signal.alarm(self._seconds)
@@ -233,7 +239,7 @@ class HelperProcess:
             if isinstance(record, Lock) and len(descriptors) == 1:
                 return _DONE, [self._opened.cell.lock(descriptors[0], directory=record.directory)]
             if isinstance(record, Keep):
-                if self._mount is not None and self._replaced is None:
+                if self._mount is not None and not self._has_predecessor:
                     os.close(self._mount)  # an open descriptor would keep others from unmounting it
                     self._mount = None
                 return _DONE, []
@@ -244,7 +250,7 @@ class HelperProcess:
                     return self._attach(target, *descriptors), []
                 if isinstance(record, Withdraw):
                     if self._mount is not None:
-                        target.withdraw(self._mount, self._replaced, self._seconds)
+                        target.withdraw(self._mount, self._attached.replaced, self._seconds)
                     return _DONE, []
         finally:
             signal.alarm(0)
@@ -255,7 +261,7 @@ class HelperProcess:
             raise PermissionError(errno.EPERM, "it is no FUSE filesystem")
         locked_flags.check_locked(mount)
         syscalls.mount_setattr(mount, b"", syscalls.AT_EMPTY_PATH, self._attributes, syscalls.MS_PRIVATE)
-        self._replaced = target.attach(mount, self._seconds)
+        self._attached = target.attach(mount, self._seconds)
         self._mount = mount
         fuse = mount_tree.fuse_of(mount_tree.look(mount).mount_id)
         assert fuse is not None

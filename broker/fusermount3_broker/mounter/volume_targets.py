@@ -3,16 +3,17 @@
 The target is a directory made by the broker. While the volume is published, a placeholder is mounted on it: an empty
 filesystem, not writable by anyone. So no one can fill the node's disk before there is a FUSE program, and another mount
 namespace that has the placeholder, with propagation, receives the mounts attached on it. On the placeholder lies the
-FUSE filesystem, alive or dead. A dead one stays until another replaces it, without a moment in which the placeholder
-is visible.
+FUSE filesystem, alive or dead. The first one that dies is replaced by a *tombstone* (`tombstone`), on which all later
+ones are mounted: so nobody sees the placeholder again, an empty directory, until the volume is unpublished.
 
 For the mounter's children that are in the broker's own mount namespace. Their working directory is the mounter's /proc.
 """
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from typing import NamedTuple
 
 from fusermount3_broker.kernel import ownership_marks, syscalls
 from fusermount3_broker.mounter import fuse_connections, mount_tree, pods
@@ -22,9 +23,12 @@ from fusermount3_broker.mounter.mount_tree import Mount
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 #: No name in kubelet's directory may lead out of it.
 _BENEATH = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_NO_MAGICLINKS
-_SOURCE = b"fusermount3-broker"
+#: The source of the filesystems that the broker makes itself, and the subtype of a tombstone.
+SOURCE, TOMBSTONE = b"fusermount3-broker", b"tombstone"
 _MOVE = syscalls.MOVE_MOUNT_F_EMPTY_PATH | syscalls.MOVE_MOUNT_T_EMPTY_PATH
 _CLONE = syscalls.OPEN_TREE_CLONE | syscalls.OPEN_TREE_CLOEXEC | syscalls.AT_EMPTY_PATH
+#: How often `Target.attach` looks for room before it gives up: each time, something else was attached meanwhile.
+_LOOKS = 3
 #: In the file of locks, bytes from this offset on stand for directories, by inode; those before it stand for mounts.
 _LOCKS_OF_DIRECTORIES = 1 << 62
 
@@ -32,6 +36,18 @@ _LOCKS_OF_DIRECTORIES = 1 << 62
 def open_beneath(kubelet: int, path: bytes) -> int:
     """Open a directory below kubelet's. Raises OSError: ELOOP for a symlink, ENOTDIR for any other file on the way."""
     return syscalls.openat2(kubelet, path, _DIRECTORY, 0, _BENEATH)
+
+
+class Attached(NamedTuple):
+    """Where a mount was attached: what it took the place of, and what lies below it.
+
+    `replaced` is a detached copy of the dead mount in whose place it is, if any, and `dead` the device of that.
+    `tombstone` is the device of the tombstone below it, if there is one.
+    """
+
+    replaced: int | None = None
+    dead: int | None = None
+    tombstone: int | None = None
 
 
 class Target:
@@ -109,26 +125,58 @@ class Target:
                 self.remove()
                 raise
 
-    def attach(self, mount: int, seconds: int) -> int | None:
-        """Attach the mount of a FUSE filesystem on the placeholder, or in place of a dead one.
+    def attach(self, mount: int, seconds: int) -> Attached:
+        """Attach the mount of a FUSE filesystem on the placeholder or the tombstone, or in place of a dead one.
 
-        Return a detached copy of the dead mount, if there was one. Raises OSError: ENOENT if there is no placeholder,
-        EBUSY if a FUSE program serves the filesystem there.
+        Raises OSError: ENOENT if there is no placeholder, EBUSY if a FUSE program serves the filesystem there.
         """
-        looked, is_free = self._look_for_room()
-        with ExitStack() as held, self.alone(seconds):
-            top = held.enter_context(self.topmost())  # closed after the lock is released: closing may end a filesystem
-            if mount_tree.look(top) != looked:
-                raise OSError(errno.EBUSY, "another mount was attached first")
-            if is_free:
-                attach(top, mount)
-                return None
-            copy = syscalls.open_tree(top, b"", _CLONE)
-            self._replace(top, mount)
-            return copy
+        for _ in range(_LOOKS):
+            looked, layers = self._look_for_room()
+            with ExitStack() as held, self.alone(seconds):
+                top = held.enter_context(self.topmost())  # closed after the lock is released: it may end a filesystem
+                if mount_tree.look(top) != looked:
+                    continue  # perhaps a tombstone came meanwhile
+                tombstone = tombstone_of(layers)
+                below = tombstone.device if tombstone else None
+                if is_placeholder(layers[0]) or layers[0] is tombstone:
+                    attach(top, mount)
+                    return Attached(tombstone=below)
+                copy = syscalls.open_tree(top, b"", _CLONE)
+                self._replace(top, mount)
+                return Attached(copy, layers[0].device, below)
+        raise OSError(errno.EBUSY, "another mount was attached first")
 
-    def _look_for_room(self) -> tuple[mount_tree.Looked, bool]:
-        """Return the topmost mount, and whether that is the placeholder; otherwise it is dead.
+    def put_tombstone(self, device: int, make: Callable[[], int], seconds: int) -> bool:
+        """Have a tombstone where the topmost mount is, if that is of `device`, and dead.
+
+        It is already below if it was needed before; else `make` returns it. Before Linux 6.5 the dead mount stays below
+        it: there must be no moment without either. Return False, and change nothing, if the topmost mount is another
+        one, or not dead. Raises OSError.
+        """
+        with self.topmost() as top:
+            layers = self.layers(top)
+            if not layers or layers[0].device != device or not self._is_dead(top, layers):
+                return False
+            looked, there = mount_tree.look(top), tombstone_of(layers)
+        if there is layers[0]:
+            return False
+        with ExitStack() as held:
+            tombstone = None
+            if there is not layers[1]:
+                tombstone = make()
+                held.callback(os.close, tombstone)
+            with self.alone(seconds):
+                top = held.enter_context(self.topmost())
+                if mount_tree.look(top) != looked:
+                    return False
+                if tombstone is None:
+                    _detach(top)
+                elif not replace(top, tombstone):
+                    attach(top, tombstone)
+        return True
+
+    def _look_for_room(self) -> tuple[mount_tree.Looked, list[Mount]]:
+        """Return the topmost mount, which is the placeholder, the tombstone, or a dead one, and all layers.
 
         Raises OSError as `attach`. Holds no lock: a FUSE program that hangs delays this process, but must not delay one
         that unpublishes the volume.
@@ -137,10 +185,9 @@ class Target:
             layers = self.layers(top)
             if not layers:
                 raise FileNotFoundError(errno.ENOENT, "the volume is not published")
-            is_free = is_placeholder(layers[0])
-            if not is_free and not self._is_dead(top, layers[0]):
+            if not is_placeholder(layers[0]) and not self._is_dead(top, layers):
                 raise OSError(errno.EBUSY, "a FUSE program serves the volume")
-            return mount_tree.look(top), is_free
+            return mount_tree.look(top), layers
 
     def withdraw(self, mount: int, replaced: int | None, seconds: int) -> None:
         """Detach a mount that was attached here; the mount that it `replaced` takes its place again. Raises OSError."""
@@ -154,13 +201,27 @@ class Target:
                 self._replace(top, replaced)
 
     def clone(self, seconds: int) -> int:
-        """Return a detached copy of the topmost mount, without propagation. Raises OSError."""
+        """Return a detached copy of the FUSE filesystem, without propagation.
+
+        Raises OSError: FileNotFoundError if there is only the placeholder, or a tombstone.
+        """
         with ExitStack() as held, self.alone(seconds):
             top = held.enter_context(self.topmost())
             layers = self.layers(top)
-            if not layers or is_placeholder(layers[0]):
+            if not layers or is_placeholder(layers[0]) or layers[0] is tombstone_of(layers):
                 raise FileNotFoundError(errno.ENOENT, "nothing is mounted at the volume")
             return private_copy(top)
+
+    def served(self, device: int, seconds: int) -> tuple[int, int | None]:
+        """Return a detached copy of the topmost mount, without propagation, if it is of that device, and the device of
+        the tombstone below it, if there is one. Raises OSError; FileNotFoundError if it is not of that device."""
+        with ExitStack() as held, self.alone(seconds):
+            top = held.enter_context(self.topmost())
+            layers = self.layers(top)
+            if not layers or layers[0].device != device:
+                raise FileNotFoundError(errno.ENOENT, "another filesystem is mounted at the volume")
+            tombstone = tombstone_of(layers)
+            return private_copy(top), tombstone.device if tombstone else None
 
     def detach(self) -> None:
         """Detach all mounts at the target, if they are the broker's. Raises OSError; may block."""
@@ -188,15 +249,19 @@ class Target:
             with self.topmost() as below:
                 attach(below, mount)
 
-    def _is_dead(self, entry: int, mount: Mount) -> bool:
+    def _is_dead(self, entry: int, layers: list[Mount]) -> bool:
         """Return whether no FUSE program serves the topmost filesystem; False also if that is not FUSE. Raises OSError.
 
-        The filesystem is asked only if it is not known to be alive: its program may be one that never answers. If it
+        The filesystem is asked only if it is not known to be alive: its program may be one that never answers. A
+        tombstone answers at once, however many processes try to read it; and that takes less time. If the filesystem
         reports nothing to this user namespace, the search for a process of its pod that holds the descriptor decides,
         which takes longer.
         """
+        mount = layers[0]
         fuse = mount_tree.fuse_if_any(mount_tree.look(entry).mount_id)
-        if fuse is None or fuse_connections.alive(self._opened.fusectl, [mount.device]):
+        if fuse is None:
+            return False
+        if mount is not tombstone_of(layers) and fuse_connections.alive(self._opened.fusectl, [mount.device]):
             return False
         try:
             if mount_tree.usage(entry, fuse) is not None:
@@ -212,7 +277,16 @@ class Target:
 
 
 def is_placeholder(mount: Mount) -> bool:
-    return (mount.type, mount.source) == (b"tmpfs", _SOURCE)
+    return (mount.type, mount.source) == (b"tmpfs", SOURCE)
+
+
+def tombstone_of(layers: list[Mount]) -> Mount | None:
+    """Return the tombstone among the mounts at a target, if there is one: the lowest that looks like it.
+
+    A FUSE program may give its filesystem the same names. Then its volume has no other tombstone, and one layer more.
+    """
+    named = [each for each in layers if (each.type, each.source) == (b"fuse." + TOMBSTONE, SOURCE)]
+    return named[-1] if named else None
 
 
 def private_copy(entry: int) -> int:
@@ -262,7 +336,7 @@ def _attach_placeholder(entry: int) -> None:
     """
     context = syscalls.fsopen(b"tmpfs", syscalls.FSOPEN_CLOEXEC)
     try:
-        for key, value in ((b"source", _SOURCE), (b"mode", b"555"), (b"size", b"4k"), (b"nr_inodes", b"1")):
+        for key, value in ((b"source", SOURCE), (b"mode", b"555"), (b"size", b"4k"), (b"nr_inodes", b"1")):
             syscalls.fsconfig(context, syscalls.FSCONFIG_SET_STRING, key, value, 0)
         syscalls.fsconfig(context, syscalls.FSCONFIG_SET_FLAG, b"ro", None, 0)
         syscalls.fsconfig(context, syscalls.FSCONFIG_CMD_CREATE, None, None, 0)

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import pytest
 
-from fusermount3_broker.front import connection_survey, control_socket, dead_mounts, mount_watch
+from fusermount3_broker.front import connection_survey, control_socket, dead_mounts, hung_connections, mount_watch
 from fusermount3_broker.front.context import Front
 from fusermount3_broker.front.decisions.limits import AccountName, account_of
 from fusermount3_broker.front.health import Health
@@ -34,12 +34,15 @@ from fusermount3_broker.messages.mounter import (
     StartReap,
     StartSearch,
     StartSurvey,
+    StartTombstone,
     Surveyed,
+    TombstonePut,
 )
 from fusermount3_broker.service.configuration import Configuration, Deadlines
 from tests.unit.fakes import FakeFusectl
 
 NAMESPACE = 7
+TARGET, OTHER_TARGET = b"pods/1/mount", b"pods/2/mount"
 CGROUP = b"0::/machine.slice/one\n"
 ACCOUNT = account_of(CGROUP, os.getuid())
 OTHER = AccountName("container /machine.slice/other")
@@ -53,6 +56,8 @@ class Kernel:
 
     `servers` maps a device to the pid and the descriptor by which it is served, `waiting` to the number of requests
     that wait for it, and `answers` to the errno with which it answers a child; without one it is dead (ENOTCONN).
+    `keeps` are the devices that are still mounted elsewhere when a child has unmounted them. `alive` are those that are
+    not replaced by a tombstone: the mounter does not find them dead at the target.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -63,11 +68,14 @@ class Kernel:
         self.servers: dict[int, tuple[int, int]] = {}
         self.waiting: dict[int, int] = {}
         self.answers: dict[int, int] = {}
-        self.fails = False
+        self.alive: set[int] = set()
+        self.keeps: set[int] = set()
+        self.fails = self.fails_to_replace = False
         self.nobody_in: set[int] = set()
         self.started: list[messages.Record] = []
         self.children: list[asyncio.Task[None]] = []
         self.held: asyncio.Event | None = None
+        self.blocks: dict[int, asyncio.Event] = {}
         self.asking = self.most_asking = 0
         self.seconds_of_reaping = 0.0
 
@@ -90,6 +98,9 @@ class Kernel:
             if isinstance(start, StartReap):
                 await asyncio.sleep(self.seconds_of_reaping)
                 self.asking -= 1  # the front may begin another child as soon as it reads the last answer
+            if isinstance(start, StartTombstone) and start.device in self.blocks:
+                await self.blocks[start.device].wait()
+                return
             for record in self._answer(start):
                 conversation.send(messages.dump(record))
             if self.held and isinstance(start, StartReap):
@@ -106,6 +117,10 @@ class Kernel:
             yield Found(b"".join(b"%d %d %d\n" % each for each in found))
         elif isinstance(start, StartReap):
             yield from self._reap(start)
+        elif isinstance(start, StartTombstone):
+            yield (
+                Failed(errno.EIO, b"a step") if self.fails_to_replace else TombstonePut(start.device not in self.alive)
+            )
 
     def _survey(self, device: int, _inode: int, pid: int, descriptor: int) -> bytes:
         served = self.servers.get(device) == (pid, descriptor)
@@ -117,7 +132,7 @@ class Kernel:
             return
         for device in map(int, start.devices.splitlines()):
             answer = self.answers.get(device, errno.ENOTCONN)
-            if answer == errno.ENOTCONN and start.unmount:
+            if answer == errno.ENOTCONN and start.unmount and device not in self.keeps:
                 self.fusectl.disconnect(device)
             yield Asked(device, answer, int(start.unmount and answer == errno.ENOTCONN))
             if answer == errno.ETIMEDOUT:
@@ -128,6 +143,10 @@ class Kernel:
         """Return the devices that each child was told to ask."""
         starts = [each for each in self.started if isinstance(each, StartReap)]
         return [list(map(int, start.devices.splitlines())) for start in starts]
+
+    def replaced(self) -> list[tuple[bytes, int]]:
+        """Return the targets and devices for which a child was told to put a tombstone."""
+        return [(each.target, each.device) for each in self.started if isinstance(each, StartTombstone)]
 
     def count(self, kind: type[messages.Record]) -> int:
         return sum(isinstance(each, kind) for each in self.started)
@@ -346,16 +365,151 @@ def test_where_that_is_switched_off_it_is_called_dead_and_stays(scene: Scene) ->
     assert not any(each.unmount for each in scene.kernel.started if isinstance(each, StartReap))
 
 
-def test_a_volume_that_is_dead_at_its_target_stays_there(scene: Scene) -> None:
-    mount = scene.mount(5, volume=b"pods/1/mount", namespace=scene.front.mount_namespace)
-    scene.watch_until(lambda: scene.state(mount) == "dead")
+def test_a_volume_that_is_dead_at_its_target_gets_a_tombstone_once(scene: Scene) -> None:
+    """It is shown as dead for as long as it exists: containers may have it."""
+    mount = scene.mount(5, volume=TARGET, namespace=scene.front.mount_namespace)
+    scene.watch(lambda: replaced_for_good(scene))
+    assert scene.kernel.replaced() == [(TARGET, 5)]
+    assert not any(each.unmount for each in scene.kernel.started if isinstance(each, StartReap))
+    assert scene.state(mount) == "dead"
     assert list(scene.registry) == [mount]
+    assert scene.logged == ["put a tombstone in the place of a dead mount: its program is gone (00000005)"]
+    assert scene.front.requests["reap replaced"] == 1
+    assert scene.front.serving.suspects == {}
+
+
+async def replaced_for_good(scene: Scene) -> None:
+    """Wait for a tombstone, and for what the front does after that."""
+    await until(scene.kernel.replaced)
+    await asyncio.sleep(1.5)
+
+
+def test_the_next_program_of_a_volume_gets_its_own_tombstone(scene: Scene) -> None:
+    async def come_and_go() -> None:
+        for device in (5, 6):
+            scene.mount(device, volume=TARGET, namespace=scene.front.mount_namespace)
+            await until(lambda device=device: (TARGET, device) in scene.kernel.replaced())  # type: ignore[misc]
+
+    scene.watch(come_and_go)
+    assert scene.kernel.replaced() == [(TARGET, 5), (TARGET, 6)]
+
+
+def test_a_tombstone_that_a_mounter_could_not_put_is_put_later(scene: Scene) -> None:
+    mount = scene.mount(5, volume=TARGET, namespace=scene.front.mount_namespace)
+    scene.kernel.fails_to_replace = True
+    scene.watch_until(lambda: len(scene.kernel.replaced()) >= 2)
+    assert scene.logged == []
+    scene.kernel.fails_to_replace = False
+    scene.watch_until(lambda: scene.logged)
+    assert scene.state(mount) == "dead"
+
+
+def test_what_is_not_at_the_target_any_more_is_looked_for_a_few_times(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another program has come back before the mounter looked. If that fails, the dead mount is at the target again."""
+    monkeypatch.setattr(dead_mounts, "AGAIN", 0.05)
+    mount = scene.mount(5, volume=TARGET, namespace=scene.front.mount_namespace)
+    scene.kernel.alive = {5}
+    scene.watch_until(lambda: scene.kernel.replaced() and not scene.front.serving.suspects)
+    assert scene.kernel.replaced() == [(TARGET, 5)] * dead_mounts._MOST_TRIES
+    assert scene.state(mount) == "dead"
+    assert scene.logged == []
+
+
+def test_a_dead_mount_that_containers_still_have_is_looked_for_no_more(scene: Scene) -> None:
+    """It had a mountpoint of its own, in a container that is gone."""
+    scene.kernel.nobody_in = {NAMESPACE}
+    scene.mount(5, volume=TARGET)
+    scene.watch(lambda: replaced_for_good(scene))
+    assert scene.kernel.replaced() == [(TARGET, 5)]
+    assert scene.kernel.count(StartReap) == 2
+    assert scene.front.serving.suspects == {}
+
+
+def test_a_child_that_blocks_at_a_volume_holds_up_only_its_account(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "PATIENCE", 0)
+    scene.kernel.blocks = {5: asyncio.Event()}
+    for device in (5, 6):
+        scene.mount(device, volume=TARGET, namespace=scene.front.mount_namespace)
+    scene.mount(7, volume=OTHER_TARGET, namespace=scene.front.mount_namespace, account=OTHER)
+    monkeypatch.setattr(hung_connections, "leave", lambda *_: asyncio.ensure_future(scene.kernel.blocks[5].wait()))
+
+    async def watch() -> None:
+        await until(lambda: (OTHER_TARGET, 7) in scene.kernel.replaced())
+        await asyncio.sleep(2)
+        assert (TARGET, 6) not in scene.kernel.replaced()
+        scene.kernel.blocks[5].set()
+        await until(lambda: (TARGET, 6) in scene.kernel.replaced())
+
+    scene.watch(watch)
+
+
+def test_many_looks_at_a_mount_that_lives_do_no_harm(scene: Scene) -> None:
+    mount = scene.mount(5, volume=TARGET, namespace=scene.front.mount_namespace)
+    scene.kernel.answers[5] = errno.EAGAIN
+
+    async def watch() -> None:
+        await until(lambda: scene.kernel.count(StartReap) >= 1)
+        scene.front.serving.suspects[mount.device].tries = 5000
+        await until(lambda: scene.kernel.count(StartReap) >= 2)
+
+    scene.watch(watch)
+    assert scene.logged == []
+
+
+def test_who_wants_no_dead_mount_unmounted_gets_no_tombstone(scene: Scene) -> None:
+    scene.front.configuration = replace(scene.front.configuration, dead_mounts_seconds=0)
+    mount = scene.mount(5, volume=TARGET, namespace=scene.front.mount_namespace)
+    scene.watch_until(lambda: scene.state(mount) == "dead")
+    assert scene.kernel.replaced() == []
+
+
+def test_a_volume_whose_program_has_unmounted_it_is_replaced_at_the_target(scene: Scene) -> None:
+    scene.mount(5, volume=TARGET)
+    scene.kernel.keeps = {5}
+    scene.watch_until(scene.kernel.replaced)
+    reaps = [(each.mount_namespace, each.unmount) for each in scene.kernel.started if isinstance(each, StartReap)]
+    assert reaps == [(NAMESPACE, True), (scene.front.mount_namespace, False)]
+
+
+@pytest.mark.parametrize("answer", [0, errno.EAGAIN, errno.ENOENT, errno.ETIMEDOUT])
+def test_what_may_be_served_gets_no_tombstone(scene: Scene, answer: int) -> None:
+    scene.mount(5, volume=TARGET, namespace=scene.front.mount_namespace)
+    scene.kernel.answers[5] = answer
+    scene.watch_until(lambda: scene.kernel.count(StartReap) >= 3)
+    assert scene.kernel.replaced() == []
+
+
+def test_a_volume_that_says_nothing_outside_of_its_user_namespace_is_for_the_mounter_to_decide(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But only when the process that served it has ended: another may have its descriptor where nobody sees that."""
+    monkeypatch.setattr(dead_mounts, "AGAIN", 0.05)
+    mount = scene.mount(5, volume=TARGET, namespace=scene.front.mount_namespace)
+    scene.kernel.answers[5] = errno.ENODATA
+    scene.kernel.alive = {5}
+
+    async def watch() -> None:
+        await until(lambda: scene.kernel.count(StartReap) > 2)
+        assert scene.kernel.replaced() == []
+        scene.front.serving.lost(mount)
+        await until(lambda: len(scene.kernel.replaced()) > dead_mounts._MOST_TRIES)
+        assert scene.state(mount) == "live"
+        scene.kernel.alive = set()
+        await until(lambda: scene.state(mount) == "dead")
+
+    scene.watch(watch)
+    assert scene.front.requests["reap replaced"] == 1
 
 
 def test_a_volume_whose_program_is_gone_with_its_namespace_is_asked_at_the_target(scene: Scene) -> None:
     scene.kernel.nobody_in = {NAMESPACE}
-    mount = scene.mount(5, volume=b"pods/1/mount")
-    scene.watch_until(lambda: scene.state(mount) == "dead")
+    mount = scene.mount(5, volume=TARGET)
+    scene.watch_until(scene.kernel.replaced)
+    assert scene.state(mount) == "dead"
     reaps = [(each.mount_namespace, each.unmount) for each in scene.kernel.started if isinstance(each, StartReap)]
     assert reaps == [(NAMESPACE, True), (scene.front.mount_namespace, False)]
     assert list(scene.registry) == [mount]

@@ -122,6 +122,10 @@ class Registry:
                 self._check(device)
         return len(self._groups.get(group, ()))
 
+    def mounts_of(self, volume: bytes) -> list[Mount]:
+        """Return the mounts of the volume at a target, newest first; some of them may be gone."""
+        return [mount for mount in reversed(self._mounts.values()) if mount.volume == volume]
+
     def most_in_a_namespace(self) -> int:
         """Return the number of mounts in the namespace that has the most; some of them may be gone."""
         return max((len(devices) for group, devices in self._groups.items() if isinstance(group, int)), default=0)

@@ -486,3 +486,11 @@ def test_what_is_no_file_is_put_aside_without_waiting_for_it(
     assert list(again) == ([] if name == "mounts.sqlite" else [added])
     again.add(mount(2, fake_fusectl.connect(2)))
     assert 2 in devices(state.open())
+
+
+def test_the_mounts_of_a_volume_are_found_by_its_target_newest_first(state: State) -> None:
+    registry = state.open()
+    for device, volume in ((5, b"pods/1/mount"), (6, b""), (7, b"pods/2/mount"), (8, b"pods/1/mount")):
+        registry.add(mount(device, state.fake.connect(device), volume=volume))
+    assert [each.device for each in registry.mounts_of(b"pods/1/mount")] == [8, 5]
+    assert registry.mounts_of(b"pods/3/mount") == []

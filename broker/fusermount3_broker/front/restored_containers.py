@@ -1,0 +1,103 @@
+"""Containers that still have a former filesystem of a volume, or the tombstone, after the next one has been mounted.
+
+The mounter replaces these when it mounts (`mounter.volume_consumers`). It may not reach a container that is just being
+started, and has no further chance if it is killed. So children of the mounter look again a few times.
+
+A filesystem whose program answers slowly delays only the containers of its own pod: a pod has one such child at a time,
+and no other until that has ended.
+"""
+
+import asyncio
+from contextlib import suppress
+
+from fusermount3_broker.front.context import Front
+from fusermount3_broker.front.decisions.limits import AccountName
+from fusermount3_broker.front.model import Mount
+from fusermount3_broker.front.mounter_client import MounterFailed, OperationEnded, OperationFailed, OperationRefused
+from fusermount3_broker.front.slots import Slots
+from fusermount3_broker.messages.mounter import Restored, StartRestore
+from fusermount3_broker.service import log
+
+#: Seconds before each look.
+PAUSES = (1.0, 4.0, 15.0, 60.0)
+#: Concurrent children for all pods; the mounter allows as many.
+_AT_ONCE = 8
+#: Seconds for which a child is waited for, and for the children of others before it begins.
+_PATIENCE = 60
+#: The most former filesystems of a volume that are looked for, the newest.
+_MOST = 64
+
+
+class RestoredContainers:
+    """Looks again at the containers of pods whose volumes have a new filesystem. For use in a running event loop."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+        self._slots = Slots(_AT_ONCE, 1)
+        self._looking: dict[bytes, asyncio.Task[None]] = {}
+
+    def look_at(self, mount: Mount) -> None:
+        """Look a few times at the containers that may have the volume of this mount, as long as it is the newest."""
+        self.forget(mount.volume)
+        task = asyncio.create_task(self._look(mount))
+        self._looking[mount.volume] = task
+        task.add_done_callback(lambda _: self._is_over(mount.volume, task))
+
+    def forget(self, volume: bytes) -> None:
+        """Stop looking at the containers that have the volume at this target."""
+        if task := self._looking.pop(volume, None):
+            task.cancel()
+
+    def end(self) -> None:
+        """Stop all."""
+        for volume in list(self._looking):
+            self.forget(volume)
+
+    def _is_over(self, volume: bytes, task: "asyncio.Task[None]") -> None:
+        if self._looking.get(volume) is task:
+            del self._looking[volume]
+        if not task.cancelled() and (error := task.exception()):
+            self._front.log(log.ERROR, f"internal error: {error!r}")
+
+    async def _look(self, mount: Mount) -> None:
+        for pause in PAUSES:
+            await asyncio.sleep(pause)
+            now = self._front.registry.find(mount.device)
+            if now is None or now.connection != mount.connection or self._front.states.is_dead(mount.connection):
+                return
+            with suppress(TimeoutError, MounterFailed, OperationFailed, OperationRefused, OperationEnded):
+                await self._restore(mount)
+
+    async def _restore(self, mount: Mount) -> None:
+        """Have a child look at the containers. Raises TimeoutError, MounterFailed and as `Operation.hear`."""
+        account = AccountName(f"volume {mount.volume.decode('utf-8', 'replace')}")
+        start = StartRestore(
+            seconds=self._front.configuration.deadlines.operation,
+            target=mount.volume,
+            device=mount.device,
+            connection=mount.connection,
+            but=mount.namespace if mount.mountpoint else 0,
+            former=former(self._front, mount.volume, mount),
+        )
+        await self._slots.take(account, _PATIENCE)
+        try:
+            operation = await self._front.mounter.begin(start, [])
+        except BaseException:
+            self._slots.give_back(account)
+            raise
+        try:
+            operation.patience = _PATIENCE
+            await operation.expect(Restored)
+        finally:
+            self._slots.give_back_after(account, operation)
+
+
+def former(front: Front, volume: bytes, but: Mount | None = None) -> bytes:
+    """Return the lines of `mounter.StartVolumeMount`: the filesystems that a volume had and that still exist, but not
+    that of one mount."""
+    lines = [
+        b"%d %d\n" % (each.device, each.connection)
+        for each in front.registry.mounts_of(volume)
+        if each.device != (but and but.device) and front.registry.find(each.device)
+    ]
+    return b"".join(lines[:_MOST])
