@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.cluster import driver
 from tests.cluster.pods import applied, wait_until_it_says
+from tests.kubernetes.objects import the
 
 if TYPE_CHECKING:
     from tests.cluster.node import ClusterNode
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
+
+
+def with_the_volume_in_its_own_container() -> list[dict[str, Any]]:
+    """Return the example, but its sidecar mounts on the volume and waits there, like that of ros3fs.yaml."""
+    objects = driver.example("sshfs")
+    (sidecar,) = the("Pod", objects)["spec"]["initContainers"]
+    sidecar["command"] = ["fuse-starter", "--", "sshfs", "-f", "-F", "/etc/sshfs/config", "server:", "{}"]
+    sidecar["startupProbe"]["exec"]["command"][-1] = "/data"
+    sidecar["volumeMounts"].append({"name": "data", "mountPath": "/data", "mountPropagation": "HostToContainer"})
+    return objects
 
 
 @pytest.mark.parametrize("name", ["sshfs", "fs-group", "persistent", "two-containers", "eager"])
@@ -47,3 +58,11 @@ def test_a_container_that_ends_while_there_is_no_program_starts_when_there_is_on
         pod.kill("app")
         pod.wait_until_restarted("sshfs", 2)
         wait_until_it_says(pod, ["cat", file], content)
+
+
+def test_a_program_whose_own_container_has_the_volume(node: ClusterNode) -> None:
+    with applied(node, with_the_volume_in_its_own_container()) as pod:
+        pod.wait_until_ready()
+        pod.kill("sshfs")
+        pod.wait_until_restarted("sshfs", 1)
+        wait_until_it_says(pod, ["cat", "/data/hello"], "hello\n")

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from fusermount3_broker.csi import csi_pb2 as csi
-from tests.lab import cgroups, manifests, podman
+from tests.lab import cgroups, manifests, podman, volume_runtime
 from tests.lab.csi import CsiError, Plugin
 from tests.lab.images import BUSYBOX, image_tag
 from tests.lab.manifests import CsiVolume, EmptyDir, Files
@@ -110,6 +110,8 @@ class Kubelet:
         self.driver = driver
         self.plugin = plugin
         self.images = images
+        self.binds_as_containerd = False
+        """Whether containers get the driver's volumes as from containerd, not as from podman; see `volume_runtime`."""
 
     @contextlib.contextmanager
     def pod(
@@ -365,8 +367,14 @@ class Pod:
         extra = ["--cgroup-parent", self.cgroup]
         if not self.spec.host_users:
             extra += ["--userns", f"container:{self.sandbox.name}"]
+        bound = []
         for number, mount in enumerate(spec.mounts):
-            extra += ["--mount", self._mount_argument(spec, number, mount)]
+            if self._is_bound_as_by_containerd(mount):
+                bound.append(self._mount_of_runtime(mount))
+            else:
+                extra += ["--mount", self._mount_argument(spec, number, mount)]
+        if bound:
+            extra += ["--runtime", volume_runtime.__file__, "--annotation", volume_runtime.annotation(bound)]
         extra += ["--mount", f"type=bind,src={self._hosts},dst=/etc/hosts"]
         extra += ["--mount", f"type=bind,src={self._file_for_last_words(spec)},dst={spec.last_words}"]
         groups = [*self.spec.supplemental_groups, *([] if self.spec.fs_group is None else [self.spec.fs_group])]
@@ -396,9 +404,23 @@ class Pod:
         path.chmod(0o666)
         return path
 
+    def _volume_of(self, mount: manifests.VolumeMount) -> manifests.Volume:
+        (volume,) = [volume for volume in self.spec.volumes if volume.name == mount.volume]
+        return volume
+
+    def _is_bound_as_by_containerd(self, mount: manifests.VolumeMount) -> bool:
+        is_whole = isinstance(self._volume_of(mount), CsiVolume) and not mount.sub_path
+        return is_whole and self.kubelet.binds_as_containerd
+
+    def _mount_of_runtime(self, mount: manifests.VolumeMount) -> dict[str, object]:
+        """Return the mount for the configuration of an OCI runtime."""
+        options = ["rbind", PROPAGATION[mount.propagation], "ro" if mount.read_only else "rw"]
+        source = str(self.volume_path(self._volume_of(mount)))
+        return {"destination": mount.path, "type": "bind", "source": source, "options": options}
+
     def _mount_argument(self, container: manifests.Container, number: int, mount: manifests.VolumeMount) -> str:
         """Return podman's argument for a mount of a container; makeMounts in pkg/kubelet/kubelet_pods.go."""
-        (volume,) = [volume for volume in self.spec.volumes if volume.name == mount.volume]
+        volume = self._volume_of(mount)
         source = self.volume_path(volume)
         if mount.sub_path:
             source = self._bind_sub_path(container, number, volume, mount)

@@ -257,21 +257,74 @@ def test_a_volume_that_goes_while_a_program_mounts_is_gone(pod: Pod) -> None:
     wait_until(lambda: pod.cluster.broker.mounts() == [])
 
 
-def test_a_dead_filesystem_stays_at_the_target(cluster: Cluster, pod: Pod) -> None:
-    """A process that reads the volume then gets an error, and does not see an apparently empty volume."""
+def replace_dead(cluster: Cluster) -> None:
+    """Have the broker replace dead mounts from now on, as it does unless it is configured otherwise."""
     cluster.broker.configure(f"dead_mounts_seconds = 1\n{CONFIGURATION}")
     cluster.broker.reload()
+
+
+def has_tombstone(pod: Pod) -> bool:
+    """Return whether there is nothing but a tombstone at the target."""
+    return [mount.fstype for mount in pod.filesystems()] == ["fuse.tombstone"]
+
+
+def test_a_tombstone_is_at_the_target_when_the_filesystem_is_dead(cluster: Cluster, pod: Pod) -> None:
+    """A process that reads the volume then gets an error, and does not see an apparently empty volume."""
+    replace_dead(cluster)
     pod.publish()
     os.close(pod.mount())
     (dead,) = pod.filesystems()
-    wait_until(lambda: [mount["state"] for mount in cluster.broker.mounts()] == ["dead"])
+    (record,) = cluster.broker.wait_for("put a tombstone in the place of a dead mount")
+    assert record["device"] == int(dead.device.partition(":")[2])
+    (there,) = pod.filesystems()
+    assert there.fstype == "fuse.tombstone"
+    wait_until(lambda: cluster.broker.mounts() == [])  # nobody has the dead one any more
+    assert cluster.node.seen(pod.target).stat().st_uid == 0
     with pytest.raises(OSError, match="Transport endpoint is not connected"):
         next(cluster.node.seen(pod.target).iterdir(), None)
     begun = len(cluster.broker.records())
     for _ in range(3):  # the broker examines the mounts
         time.sleep(1)
-        assert pod.filesystems() == [dead]
+        assert pod.filesystems() == [there]
     assert len(cluster.broker.records()) == begun
+
+
+def test_a_dead_filesystem_that_somebody_still_has_is_shown(cluster: Cluster, pod: Pod) -> None:
+    replace_dead(cluster)
+    pod.publish()
+    device = pod.mount()
+    held = os.open(cluster.node.seen(pod.target), os.O_PATH)
+    os.close(device)
+    wait_until(lambda: has_tombstone(pod))
+    (mount,) = cluster.broker.mounts()
+    assert (mount["state"], mount["volume"]) == ("dead", str(pod.target.relative_to(cluster.node.kubelet)))
+    os.close(held)
+    wait_until(lambda: cluster.broker.mounts() == [])
+
+
+@pytest.mark.parametrize("process", ["front", "mounter", "broker"])
+def test_a_tombstone_stays_whoever_is_killed(pod: Pod, process: str) -> None:
+    replace_dead(pod.cluster)
+    pod.publish()
+    os.close(pod.mount())
+    wait_until(lambda: has_tombstone(pod))
+    before = pod.filesystems()
+    kill(pod.cluster, process)
+    pod.publish()
+    assert pod.filesystems() == before
+    device = pod.mount()
+    assert [mount.fstype for mount in pod.filesystems()] == ["fuse.tombstone", "fuse.test"]
+    os.close(device)
+    wait_until(lambda: has_tombstone(pod))
+
+
+@pytest.mark.parametrize("process", ["front", "mounter", "broker"])
+def test_a_filesystem_gets_its_tombstone_whoever_was_killed_meanwhile(pod: Pod, process: str) -> None:
+    replace_dead(pod.cluster)
+    pod.publish()
+    os.close(pod.mount())
+    kill(pod.cluster, process)
+    wait_until(lambda: has_tombstone(pod))
 
 
 # Old clients
@@ -289,6 +342,19 @@ def test_an_old_client_gets_its_descriptor_without_a_word(pod: Pod, timing: str)
         (mount,) = [each for each in pod.cluster.broker.mounts() if each["state"] != "dead"][-1:]
         assert mount["command"].startswith("python")
         os.close(device)
+
+
+@pytest.mark.parametrize("timing", ["onConnect", "eager"])
+def test_an_old_client_mounts_on_a_tombstone(pod: Pod, timing: str) -> None:
+    replace_dead(pod.cluster)
+    pod.publish(oldClients="true", mountTiming=timing)
+    for expected in (["fuse"], ["fuse.tombstone", "fuse"], ["fuse.tombstone", "fuse"]):
+        with pod.connected(socket.SOCK_STREAM) as client:
+            _, (device,), _, _ = socket.recv_fds(client.socket, 1000, 4)
+        assert has_request(device)
+        assert [mount.fstype for mount in pod.filesystems()] == expected
+        os.close(device)
+        wait_until(lambda: has_tombstone(pod))
 
 
 # Eager volumes
