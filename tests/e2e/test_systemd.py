@@ -480,16 +480,34 @@ def test_the_journal_has_the_record_of_what_a_user_was_told(machine: Machine) ->
     told = re.search(r"broker request ([0-9a-f]+)", refused.stderr)
     assert told, refused.stderr
     (record,) = machine.journal(f"REQUEST_ID={told[1]}")
-    assert record["MESSAGE"] == "mount refused"
+    who = "uid 1000( in [^ :]+)?"
+    said = rf"refused to mount on {MOUNTPOINT} for {who}: {re.escape(record['TEXT'])} \(request {told[1]}\)"
+    assert re.fullmatch(said, record["MESSAGE"])
+    assert record["EVENT"] == "mount refused"
     assert record["CALLER_UID"] == record["CALLER_GID"] == "1000"
     assert record["CALLER_COMMAND"] == "fusermount3"
     assert record["MOUNTPOINT"] == MOUNTPOINT
     assert record["TEXT"] in refused.stderr
 
 
+def test_a_mountpoint_makes_no_line_of_its_own_in_the_journal(machine: Machine) -> None:
+    forged = "/home/user/a\nfusermount3-broker: all is well\x1b[2J"
+    machine.run("mkdir", "-p", forged, user="user")
+    refused = machine.run("whoamifs", "-o", "allow_other", forged, user="user", check=False)
+    told = re.search(r"broker request ([0-9a-f]+)", refused.stderr)
+    assert told, refused.stderr
+    machine.run("journalctl", "--sync")
+    shown = machine.run("journalctl", f"--unit={SERVICE}", "--output=cat", f"REQUEST_ID={told[1]}").stdout
+    assert shown.count("\n") == 1
+    assert shown.startswith(r"refused to mount on '/home/user/a\nfusermount3-broker: all is well\x1b[2J' for uid 1000")
+    (record,) = machine.journal(f"REQUEST_ID={told[1]}")
+    assert record["MOUNTPOINT"] in (forged, [*forged.encode()]), "journalctl gives unprintable values as bytes"
+
+
 def test_the_journal_has_the_record_of_a_mount(machine: Machine) -> None:
     machine.mount()
     (mounted,) = json.loads(machine.run("fusermount3-broker", "mounts", "--json").stdout)
     (record,) = machine.journal(f"REQUEST_ID={mounted['request_id']}")
-    assert (record["MESSAGE"], record["TYPE"], record["CALLER_UID"]) == ("mount mounted", "fuse.whoamifs", "1000")
+    assert record["MESSAGE"].startswith(f"mounted fuse.whoamifs on {MOUNTPOINT} for uid 1000 in ")
+    assert (record["EVENT"], record["TYPE"], record["CALLER_UID"]) == ("mount mounted", "fuse.whoamifs", "1000")
     machine.unmount()

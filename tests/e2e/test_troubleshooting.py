@@ -161,7 +161,7 @@ SCENES: dict[str, Callable[[], contextlib.AbstractContextManager[Place]]] = {
     "Permission denied, also for root": lambda: mounted(user="root"),
     "Device or resource busy": mounted,
     "entry for … not found in /etc/mtab": a_place,
-    "unmount refused in the broker's log, and nothing is wrong": mounted,
+    "refused to unmount … in the broker's log, and nothing is wrong": mounted,
     "no broker answers at …": a_place,
 }
 

@@ -141,14 +141,14 @@ class Broker:
         return psutil.Process(control_client.ask(self.directory / "control/control.sock", "status")[name]["pid"])
 
     def records(self, message: str = "") -> list[dict[str, Any]]:
-        """Return the log records whose message begins with `message`."""
+        """Return the log records whose event, or message without one, begins with `message`."""
         text = self.log.read_text(errors="replace") if self.log.exists() else ""
         lines = text[: text.rfind("\n") + 1].splitlines()  # the last record may still be incomplete
         records = [json.loads(line) for line in lines if line.startswith("{")]
-        return [record for record in records if record["message"].startswith(message)]
+        return [record for record in records if record.get("event", record["message"]).startswith(message)]
 
     def wait_for(self, message: str, count: int = 1, seconds: float = 15) -> list[dict[str, Any]]:
-        """Return the records whose message begins with `message`, once there are `count` of them."""
+        """Return the records that `records` finds, once there are `count` of them."""
         give_up = time.monotonic() + SLOWNESS * seconds
         while len(found := self.records(message)) < count:
             assert self.process.poll() is None, f"the broker has ended:\n{self.log.read_text()}"

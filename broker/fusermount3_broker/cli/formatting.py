@@ -3,13 +3,6 @@
 import time
 
 
-def visible(text: str) -> str:
-    """Return `text` with unprintable characters escaped, so that a caller's text can't move the terminal's cursor."""
-    if text.isprintable():
-        return text
-    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
-
-
 def columns(lines: list[list[str]]) -> str:
     """Return the lines as a table, each column as wide as its widest cell."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

@@ -15,6 +15,7 @@ import click
 
 from fusermount3_broker.cli import formatting, rates
 from fusermount3_broker.injection.cdi import DEFAULT_PROXY
+from fusermount3_broker.messages.untrusted_text import visible
 from fusermount3_broker.service import configuration, configuration_file
 from fusermount3_proxy import __version__
 
@@ -38,6 +39,12 @@ _SOCKETS = click.option(
     multiple=True,
     type=click.Path(path_type=Path),
     help="Listen here instead of where the configuration says; may be repeated.",
+)
+_LOG_FORMAT = click.option(
+    "--log-format",
+    type=click.Choice(configuration.LOG_FORMATS),
+    help="Write the log as lines of text for people, or of JSON, whatever `log_format` in the configuration says. auto:"
+    " to the journal if stderr is connected to it, text on a terminal, else JSON.",
 )
 _PROXY = click.option(
     "--proxy",
@@ -65,7 +72,7 @@ class _Failure(click.ClickException):
     """The command fails; the message may quote untrusted text."""
 
     def format_message(self) -> str:
-        return formatting.visible(self.message)
+        return visible(self.message)
 
 
 class _Unavailable(_Failure):
@@ -76,7 +83,7 @@ class _Unavailable(_Failure):
 
 def _say(text: str) -> None:
     """Print a line, which may quote untrusted text."""
-    click.echo(formatting.visible(text))
+    click.echo(visible(text))
 
 
 def _say_json(value: Any) -> None:
@@ -103,9 +110,10 @@ def main() -> None:
 @main.command()
 @_CONFIG
 @_SOCKETS
-def serve(config_path: Path | None, socket_paths: tuple[Path, ...]) -> None:
+@_LOG_FORMAT
+def serve(config_path: Path | None, socket_paths: tuple[Path, ...], log_format: str | None) -> None:
     """Run the broker, in the foreground."""
-    _serve(config_path, socket_paths)
+    _serve(config_path, socket_paths, log_format)
 
 
 @main.command()
@@ -121,6 +129,7 @@ def serve(config_path: Path | None, socket_paths: tuple[Path, ...]) -> None:
 )
 @_CONFIG
 @_SOCKETS
+@_LOG_FORMAT
 def csi(
     endpoint: str,
     node_id: str,
@@ -128,6 +137,7 @@ def csi(
     kubelet_dir: Path,
     config_path: Path | None,
     socket_paths: tuple[Path, ...],
+    log_format: str | None,
 ) -> None:
     """Run the broker as `serve` does, and the CSI node plugin, which publishes volumes for kubelet."""
     from fusermount3_broker.messages import csi_settings
@@ -136,14 +146,16 @@ def csi(
         csi_settings.check(endpoint, node_id, driver_name, str(kubelet_dir))
     except csi_settings.SettingsError as error:
         raise _Failure(str(error)) from None
-    _serve(config_path, socket_paths, csi_settings.Csi(endpoint, node_id, driver_name, kubelet_dir))
+    _serve(config_path, socket_paths, log_format, csi_settings.Csi(endpoint, node_id, driver_name, kubelet_dir))
 
 
-def _serve(config_path: Path | None, socket_paths: tuple[Path, ...], csi: "Csi | None" = None) -> None:
+def _serve(
+    config_path: Path | None, socket_paths: tuple[Path, ...], log_format: str | None, csi: "Csi | None" = None
+) -> None:
     from fusermount3_broker.supervisor import daemon
 
     try:
-        daemon.serve(config_path, socket_paths, csi)
+        daemon.serve(config_path, socket_paths, log_format, csi)
     except daemon.UnsupportedKernel as error:
         raise _Unavailable(str(error)) from None
     except (daemon.StartError, configuration_file.ConfigurationError) as error:
@@ -283,8 +295,22 @@ def abort(config_path: Path | None, id: str) -> None:  # the name in the help
 @_PROXY
 @_BROKER_SOCKET
 @_DEVICE_NODE
+@click.option(
+    "--log-format",
+    type=click.Choice(configuration.LOG_FORMATS),
+    default="auto",
+    show_default=True,
+    help="Write the log as lines of text for people, or of JSON; auto: text on a terminal, else JSON.",
+)
 def device_plugin(
-    kubelet_dir: Path, resource: str, count: int, by_cdi: bool, proxy: Path, socket: Path, device_node: bool
+    kubelet_dir: Path,
+    resource: str,
+    count: int,
+    by_cdi: bool,
+    proxy: Path,
+    socket: Path,
+    device_node: bool,
+    log_format: str,
 ) -> None:
     """Run kubelet's device plugin, in the foreground: it gives the proxy and the socket to containers that ask for it.
 
@@ -303,7 +329,7 @@ def device_plugin(
 
     def serve() -> int:
         try:
-            plugin.serve(settings)
+            plugin.serve(settings, log_format)
         except plugin.PluginError as error:
             _Failure(str(error)).show()
             return 1
@@ -366,7 +392,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
         since = formatting.moment(row["mounted_at"])
         cells = [row["request_id"], row["state"], row["mountpoint"] or row["volume"], row["type"], row["source"]]
         cells += [str(row["uid"]), str(row["pid"]), row["command"], row["container"][:24], since]
-        lines.append([formatting.visible(cell) for cell in cells])
+        lines.append([visible(cell) for cell in cells])
     if len(lines) > _MOST_FITTED:
         click.echo(formatting.columns([list(headings), *lines]))
         return

@@ -21,7 +21,8 @@ from rich.text import Text
 
 from fusermount3_broker.cli import rates
 from fusermount3_broker.cli.control_client import NotRunning
-from fusermount3_broker.cli.formatting import duration, latency, mebibytes, moment, visible
+from fusermount3_broker.cli.formatting import duration, latency, mebibytes, moment
+from fusermount3_broker.messages.untrusted_text import visible
 
 #: Seconds between two queries.
 PAUSE = 1.0

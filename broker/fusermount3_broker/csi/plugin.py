@@ -27,6 +27,7 @@ from fusermount3_broker.kernel import syscalls
 from fusermount3_broker.messages import csi, csi_settings
 from fusermount3_broker.messages.csi import Answer, Question
 from fusermount3_broker.messages.csi_settings import Settings, SettingsError
+from fusermount3_broker.messages.untrusted_text import visible
 from fusermount3_broker.service import grpc_server, listening_sockets, log, sandbox
 from fusermount3_broker.service.channel import Channel, HungUp
 from fusermount3_broker.service.log import Log
@@ -257,7 +258,7 @@ class Node:
             if not isinstance(refusal, FrontRefused):
                 write(f"{operation} refused", code=code.name, text=refusal.text)
                 await self._front.note(csi.TurnedAway(operation.encode()))
-            named = f" (volume {volume_requests.printable(volume_id)})" if volume_id else ""
+            named = f" (volume {visible(volume_id)})" if volume_id else ""
             await context.abort(code, refusal.text + named)
         except asyncio.CancelledError:
             write(f"{operation} given up by kubelet")
@@ -288,16 +289,17 @@ def _handler(service: str, methods: dict[str, Callable[[Any, Context], Awaitable
 
 
 def main(arguments: list[str]) -> int:
-    """Serve until the front's end of the connection is closed; the first argument is the descriptor number of our end.
+    """Serve until the front's end of the connection is closed.
 
-    Return the exit status of the process.
+    The first argument is the descriptor number of our end, the second one of `configuration.LOG_FORMATS`. Return the
+    exit status of the process.
     """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the supervisor handles them
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    descriptor, *options = arguments
+    descriptor, log_format, *options = arguments
     connection = socket.socket(fileno=int(descriptor))
-    write_log = log.open_log()
+    write_log = log.open_log(log_format)
     try:
         checked = csi_settings.check(*options)
         listening_sockets.remove_stale(checked.socket, socket.SOCK_STREAM)
@@ -318,7 +320,8 @@ async def _serve(connection: socket.socket, settings: Settings, write_log: Log) 
     with grpc_server.listening(server, settings.socket):
         await server.start()
         await front.say(csi.Done(0))
-        write_log(log.INFO, f"the CSI plugin serves on {settings.socket}", driver=settings.driver_name)
+        name = settings.driver_name
+        write_log(log.INFO, f"the CSI plugin serves on {settings.socket} as {name}", driver=name)
         await front.listen()
         await server.stop(GRACE)
 

@@ -14,6 +14,7 @@ from fusermount3_broker.csi.csi_pb2 import VolumeCapability
 from fusermount3_broker.messages import csi, mount_options, refusal
 from fusermount3_broker.messages.csi import INVALID_ARGUMENT, NOT_FOUND, Code
 from fusermount3_broker.messages.csi_settings import Settings
+from fusermount3_broker.messages.untrusted_text import visible
 from fusermount3_broker.messages.volume_sockets import LONGEST_SOCKET
 
 #: The driver whose users' FUSE programs expect their own kind of socket; under this name the plugin replaces it.
@@ -48,7 +49,7 @@ class Refusal(Exception):
     def __init__(self, code: Code, text: str) -> None:
         super().__init__(code, text)
         self.code = code
-        self.text = printable(text)
+        self.text = visible(text)
 
 
 class Attributes(NamedTuple):
@@ -235,11 +236,6 @@ def _parsed(text: bytes) -> mount_options.MountOptions:
     except refusal.Refusal as error:
         reason = error.text[:_LONGEST_QUOTE].decode("utf-8", "replace")
         raise Refusal(INVALID_ARGUMENT, f"mountOptions: {reason}") from None
-
-
-def printable(text: str) -> str:
-    """Return `text` with unprintable characters and line breaks escaped."""
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def _quoted(text: str) -> str:

@@ -75,7 +75,7 @@ def _begin(supervisor: socket.socket) -> tuple[Front, _Sockets]:
     state_directory = Path(os.fsdecode(begin.state_directory))
     configuration = _configuration(*_receive(supervisor))
     owners = _subordinates(*_receive(supervisor))
-    write_log = log.open_log()
+    write_log = log.open_log(begin.log_format.decode())
     descriptors = _raise_descriptor_limit()
     lacking = features.lacking()
     missing = sandbox.enter(state_directory, proc)
@@ -160,7 +160,8 @@ async def _run(front: Front, supervisor: socket.socket, parent: int, sockets: _S
     with closing(Health(front, stop)) as health:
         async with await control_socket.serve(sockets.control, front, health):
             names = ", ".join(each.getsockname() for each in sockets.callers)
-            front.log(log.INFO, f"serving on {names}", live_mounts=len(front.registry))
+            live = len(front.registry)
+            front.log(log.INFO, f"serving on {names}, with {live} live mounts", live_mounts=live)
             supervisor.send(orders.dump(orders.Ready()))
             beside = [asyncio.create_task(each.run()) for each in (Watch(front), deferred_writes)]
             server = Server(front)
@@ -222,7 +223,8 @@ def _obey(supervisor: socket.socket, front: Front, stop: asyncio.Event) -> None:
             front.slots.take_until(LEFT, _ends(child))
     else:
         front.configuration = _configuration(order, descriptors)
-        front.log(log.INFO, "configuration loaded again", configuration=front.configuration.source)
+        source = front.configuration.source
+        front.log(log.INFO, f"configuration loaded again: {os.fsdecode(source)}", configuration=source)
 
 
 async def _ends(pidfd: int) -> None:

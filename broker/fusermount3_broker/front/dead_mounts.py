@@ -371,6 +371,7 @@ class Reaper:
             mountpoint=mount.mountpoint,
             caller_container=mount.container,
             device=mount.device,
+            **({"target": mount.volume} if mount.volume else {}),
         )
 
 

@@ -305,8 +305,8 @@ class Publications:
             await self._take_away(volume.target, volume)
             self._volumes.remove(volume.target)
         except Refusal as refusal:
-            self._front.log(log.ERROR, "can't remove an incomplete volume", **_log_fields(volume.target, volume))
-            self._front.log(log.ERROR, refusal.text.decode("utf-8", "replace"))
+            known = _log_fields(volume.target, volume)
+            self._front.log(log.ERROR, "can't remove an incomplete volume", **known, text=refusal.text)
 
     async def _unpublish(self, target: bytes) -> str:
         """Remove the volume at `target`; return the result in a word. Raises Refusal."""

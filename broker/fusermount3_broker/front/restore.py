@@ -53,7 +53,13 @@ async def recognize(front: Front) -> None:
         return
     gone = sum(map(len, namespaces.values())) - recognized - undecided
     priority = log.WARNING if undecided else log.NOTICE
-    front.log(priority, "fusectl was mounted anew", recognized=recognized, gone=gone, undecided=undecided)
+    front.log(
+        priority,
+        f"fusectl was mounted anew: {recognized} mounts were recognized, {gone} are gone, {undecided} are undecided",
+        recognized=recognized,
+        gone=gone,
+        undecided=undecided,
+    )
 
 
 async def _ask(front: Front, namespace: MountNamespace, mounts: list[Mount]) -> set[Device] | None:

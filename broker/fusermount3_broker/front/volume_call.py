@@ -38,7 +38,7 @@ class VolumeCall(Call):
         self._publication = publication
         self._volume = publication.volume
         self._target = self._volume.target
-        self._known |= {"target": self._target, "volume": self._volume.id}
+        self._known |= {"target": self._target, "volume": self._volume.id, "pod": self._volume.pod}
         #: The filesystem of an eager volume, while this call's FUSE program may be the one that will serve it.
         self._lent: Unserved | None = None
         #: The mount that has been made.

@@ -68,10 +68,10 @@ def settings(
     return Settings(directory, resource, devices, broker)
 
 
-def serve(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT. Raises PluginError."""
+def serve(settings: Settings, log_format: str) -> None:
+    """Serve until SIGTERM or SIGINT; `log_format` is one of `configuration.LOG_FORMATS`. Raises PluginError."""
     try:
-        asyncio.run(_serve(settings, log.open_log()))
+        asyncio.run(_serve(settings, log.open_log(log_format)))
     except OSError as error:
         raise PluginError(f"{settings.directory}: {error.strerror or error}") from None
 

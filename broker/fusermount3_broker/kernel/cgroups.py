@@ -1,4 +1,5 @@
-"""Parse the names that container engines, kubelet and systemd give to cgroups, and find the pod of a process.
+"""Parse the names that container engines, kubelet and systemd give to cgroups: find the pod of a process, and say in
+words which container a cgroup is.
 
 Pure functions, for the front and for the mounter, which imports little: no regular expressions.
 """
@@ -8,6 +9,8 @@ from collections.abc import Sequence
 _HEX = b"0123456789abcdef"
 #: Hexadecimal digits in a container ID.
 _LENGTH_OF_ID = 64
+#: … and those of them that engines show.
+SHORT_ID = 12
 #: Cgroups whose direct children are containers, whatever their names.
 OF_CONTAINERS = (b"machine.slice", b"lxc")
 _SERVICE_CLASSES = (b"besteffort", b"burstable")
@@ -54,11 +57,31 @@ def is_container(part: bytes) -> bool:
 
     The first four use the container's ID, with a prefix and ".scope" where systemd has made the cgroup.
     """
+    return bool(container_id(part)) or any(_is_between(part, *ends) for ends in _CONTAINERS_OF_OTHERS)
+
+
+def container_id(part: bytes) -> str:
+    """Return the engine's ID of the container whose cgroup has that name; empty if the name has no ID."""
     name = part.removesuffix(b".scope")
     before, id = name[:-_LENGTH_OF_ID], name[-_LENGTH_OF_ID:]
-    if len(id) == _LENGTH_OF_ID and _is_made_of(id, _HEX) and before[-1:] in (b"", b"-", b"_", b":"):
-        return True
-    return any(_is_between(part, *ends) for ends in _CONTAINERS_OF_OTHERS)
+    is_id = len(id) == _LENGTH_OF_ID and _is_made_of(id, _HEX) and before[-1:] in (b"", b"-", b"_", b":")
+    return id.decode() if is_id else ""
+
+
+def described(name: str) -> str:
+    """Say, for people, whose cgroup it is that has this name: "container 9ea7f6a7f41c", with the ID as short as engines
+    show it; "container NAME" if its engine knows it by a name; "pod UID"; else the name, of a systemd unit mostly.
+    """
+    part = name.encode("utf-8", "replace")
+    if id := container_id(part):
+        return f"container {id[:SHORT_ID]}"
+    if pod := pod_named(part):
+        return f"pod {pod.replace(b'_', b'-').decode()}"
+    for begin, end in _CONTAINERS_OF_OTHERS:
+        if _is_between(part, begin, end):
+            own = name[len(begin) : len(name) - len(end)]
+            return "container " + own.replace(r"\x2d", "-")  # as systemd escapes "-" (systemd.unit(5))
+    return name
 
 
 _CONTAINERS_OF_OTHERS = ((b"lxc.payload.", b""), (b"machine-", b".scope"), (b"systemd-nspawn@", b".service"))

@@ -51,6 +51,10 @@ FILESYSTEMS = {
 }
 
 
+#: Forms of the log: by what stderr is connected to, lines for people, or lines of JSON.
+LOG_FORMATS = ("auto", "text", "json")
+
+
 @dataclass(frozen=True)
 class Socket:
     """A socket for callers. The defaults let every user connect that can see the socket."""
@@ -115,6 +119,8 @@ class Configuration:
     state_directory: Path = Path("/var/lib/fusermount3-broker")
     #: Where metrics and health are served: a Unix socket, a port, or nowhere.
     metrics: Path | Loopback | None = None
+    #: One of `LOG_FORMATS`.
+    log_format: str = "auto"
     deadlines: Deadlines = field(default_factory=Deadlines)
     limits: Limits = field(default_factory=Limits)
     #: The file that holds this configuration, for messages; not a key.

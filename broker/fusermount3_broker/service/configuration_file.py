@@ -18,7 +18,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from fusermount3_broker.service.configuration import FILESYSTEMS, Configuration, Deadlines, Limits, Loopback, Socket
+from fusermount3_broker.service.configuration import (
+    FILESYSTEMS,
+    LOG_FORMATS,
+    Configuration,
+    Deadlines,
+    Limits,
+    Loopback,
+    Socket,
+)
 
 DEFAULT_PATH = Path("/etc/fusermount3-broker.toml")
 
@@ -116,6 +124,8 @@ def _read_value(kind: Any, key: str, value: Any, prefix: str) -> Any:
         return _mode(name, value)
     if key == "metrics":
         return _metrics(name, value)
+    if key == "log_format":
+        return _log_format(name, value)
     if key == "mountpoint_filesystems":
         return tuple(_filesystem(name, each) for each in _typed(list, "a list", name, value))
     if key == "socket":
@@ -210,6 +220,13 @@ def _metrics(name: str, value: Any) -> Path | Loopback | None:
     if not 1 <= port <= 65535:
         raise ConfigurationError(f"'{name}': a port is between 1 and 65535, not {port}")
     return Loopback(address[1].strip("[]"), port)
+
+
+def _log_format(name: str, value: Any) -> str:
+    text: str = _typed(str, "a string", name, value)
+    if text not in LOG_FORMATS:
+        raise ConfigurationError(f'\'{name}\' must be "auto", "text" or "json", not {text!r}')
+    return text
 
 
 def _check_socket_paths(configuration: Configuration) -> None:

@@ -46,10 +46,11 @@ class UnsupportedKernel(StartError):
     """The broker can't start before this machine boots another kernel."""
 
 
-def serve(path: Path | None, socket_paths: tuple[Path, ...], csi: Csi | None = None) -> None:
-    """Serve until a signal ends the broker. `path` is the configuration file; `socket_paths` replace the sockets in it.
-
-    With `csi`, also serve volumes.
+def serve(
+    path: Path | None, socket_paths: tuple[Path, ...], log_format: str | None = None, csi: Csi | None = None
+) -> None:
+    """Serve until a signal ends the broker. `path` is the configuration file; `socket_paths` replace the sockets in it,
+    and `log_format` (`configuration.LOG_FORMATS`) replaces its key. With `csi`, also serve volumes.
 
     Raises StartError, UnsupportedKernel if it is the kernel, ConfigurationError.
     """
@@ -58,7 +59,8 @@ def serve(path: Path | None, socket_paths: tuple[Path, ...], csi: Csi | None = N
     path = path.absolute() if path else None  # callers see it, and have other working directories
     configuration = configuration_file.load(path)
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    write_log = log.open_log()
+    log_format = log_format or configuration.log_format
+    write_log = log.open_log(log_format)
     try:
         with ExitStack() as held:
             orphans.adopt()
@@ -70,13 +72,18 @@ def serve(path: Path | None, socket_paths: tuple[Path, ...], csi: Csi | None = N
                 return
             if not mounter.locks_flags:
                 write_log(log.WARNING, _NO_LOCKS)
-            plugin = Plugin(csi) if csi else None
+            plugin = Plugin(csi, log_format) if csi else None
             if plugin:
                 held.callback(plugin.close)
             listening = _listen(configuration, socket_paths, held)
             control = held.enter_context(listening_sockets.listening_for_administrators(configuration.control_socket))
             _prepare_state(configuration.state_directory, write_log)
-            begin = orders.Begin(bytes(configuration.state_directory), listening.metrics is not None, csi is not None)
+            begin = orders.Begin(
+                state_directory=bytes(configuration.state_directory),
+                log_format=log_format.encode(),
+                metrics=listening.metrics is not None,
+                volumes=csi is not None,
+            )
             metrics = [listening.metrics] if listening.metrics else []
             volumes = [plugin.for_front] if plugin else []
             front = Front(begin, [*mounter.for_front, control, *metrics, *volumes, *listening.callers])

@@ -249,8 +249,10 @@ class Front:
 class Plugin:
     """The CSI plugin process. The socket pair between it and the front is kept: records there wait for a new plugin."""
 
-    def __init__(self, csi: Csi) -> None:
+    def __init__(self, csi: Csi, log_format: str) -> None:
+        """`log_format` is one of `configuration.LOG_FORMATS`."""
         self._csi = csi
+        self._log_format = log_format
         self._front_end, self._own_end = restarts.pair()
         self._process: subprocess.Popen[bytes] | None = None
         self._starts = 0
@@ -277,7 +279,7 @@ class Plugin:
     def start(self) -> None:
         """Raises NotBegun."""
         endpoint, node_id, driver_name, kubelet_directory = self._csi
-        arguments = [endpoint, node_id, driver_name, str(kubelet_directory)]
+        arguments = [self._log_format, endpoint, node_id, driver_name, str(kubelet_directory)]
         with self.pauses.starting("CSI plugin"):
             self._process = restarts.start("fusermount3_broker.csi.plugin", self._own_end.fileno(), arguments=arguments)
         self._starts += 1

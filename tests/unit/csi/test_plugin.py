@@ -91,7 +91,14 @@ class Plugin:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.front = FakeFront(ours)
         self.theirs = theirs
-        arguments = [str(theirs.fileno()), f"unix://{self.socket}", "node-1", "fuse.example.org", "/var/lib/kubelet"]
+        arguments = [
+            str(theirs.fileno()),
+            "json",
+            f"unix://{self.socket}",
+            "node-1",
+            "fuse.example.org",
+            "/var/lib/kubelet",
+        ]
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-I", "-m", "fusermount3_broker.csi.plugin", *arguments],
@@ -116,9 +123,9 @@ class Plugin:
         self.call("Node/NodePublishVolume", request, csi_pb2.NodePublishVolumeResponse, timeout)
 
     def records(self, message: str) -> list[dict[str, Any]]:
-        """Return the log records whose message begins with `message`."""
+        """Return the log records whose event, or message without one, begins with `message`."""
         records = [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
-        return [record for record in records if record["message"].startswith(message)]
+        return [record for record in records if record.get("event", record["message"]).startswith(message)]
 
     def hang_up(self) -> None:
         """Close the other end, as when both supervisor and front are gone."""
@@ -432,12 +439,12 @@ def test_signals_are_the_supervisors_business(plugin: Plugin) -> None:
 def test_it_ends_with_its_supervisor(tmp_path: Path) -> None:
     """Even if another process holds the other end of the socket pair."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    plugin = [sys.executable, "-I", "-m", "fusermount3_broker.csi.plugin", str(theirs.fileno()), f"unix://{tmp_path}/s"]
+    plugin = [sys.executable, "-I", "-m", "fusermount3_broker.csi.plugin", str(theirs.fileno()), "json"]
     script = "import subprocess, sys; subprocess.run(sys.argv[2:], pass_fds=[int(sys.argv[1])])"
     with ours, theirs:
         ours.settimeout(LONG)
         supervisor = subprocess.Popen(
-            [sys.executable, "-c", script, str(theirs.fileno()), *plugin, "node", "a.b", "/k"],
+            [sys.executable, "-c", script, str(theirs.fileno()), *plugin, f"unix://{tmp_path}/s", "node", "a.b", "/k"],
             pass_fds=[theirs.fileno()],
             stderr=subprocess.DEVNULL,
         )

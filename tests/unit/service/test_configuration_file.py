@@ -63,6 +63,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         control_socket = "/c"
         state_directory = "/s"
         metrics = "[::1]:9000"
+        log_format = "text"
         [deadlines]
         request = 1
         operation = 2
@@ -87,6 +88,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         control_socket=Path("/c"),
         state_directory=Path("/s"),
         metrics=Loopback("::1", 9000),
+        log_format="text",
         deadlines=Deadlines(request=1, operation=2, unmount=4, commit=3),
         socket=(Socket(Path("/a"), 0o660), Socket(Path("/b"), 0o600, "root", "daemon")),
         source=bytes(tmp_path / "broker.toml"),
@@ -128,6 +130,8 @@ def test_an_unknown_key_is_told_with_the_nearest_known(tmp_path: Path, text: str
         ("[socket]\npath = '/x'", "'socket' must be a list of tables, not {'path': '/x'}"),
         ("[[socket]]\nowner = 0", "'socket.owner' must be a string, not 0"),
         ("metrics = 9000", "'metrics' must be a string, not 9000"),
+        ("log_format = 1", "'log_format' must be a string, not 1"),
+        ("log_format = 'yaml'", '\'log_format\' must be "auto", "text" or "json", not \'yaml\''),
         ("metrics = false", "'metrics' must be a string, not False"),
         ("[[socket]]\nmode = 0o600", "'socket.mode' must be octal digits in quotes, like \"0666\", not 384"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from fusermount3_broker.service import log
+from fusermount3_broker.service.configuration import LOG_FORMATS
 
 
 def stream_of_stderr() -> str:
@@ -21,7 +23,9 @@ def stream_of_stderr() -> str:
 
 
 def test_a_record_is_a_line_of_json(capfd: pytest.CaptureFixture[str]) -> None:
-    log.to_stderr(log.NOTICE, "mount refused", request_id="1a2b", errno=13, milliseconds=1.5, mountpoint=b"/m\n\xff")
+    log.to_stderr(
+        log.NOTICE, "mount refused", request_id="1a2b", errno=13, text=b"no", milliseconds=1.5, mountpoint=b"/m\n\xff"
+    )
     line = capfd.readouterr().err
     assert line.endswith("}\n")
     assert line.count("\n") == 1
@@ -29,9 +33,11 @@ def test_a_record_is_a_line_of_json(capfd: pytest.CaptureFixture[str]) -> None:
     assert abs(record.pop("time") - time.time()) < 60
     assert record == {
         "priority": 5,
-        "message": "mount refused",
+        "message": r"refused to mount on /m\n\xff for an unknown caller: no (request 1a2b)",
+        "event": "mount refused",
         "request_id": "1a2b",
         "errno": 13,
+        "text": "no",
         "milliseconds": 1.5,
         "mountpoint": "/m\n\\xff",
     }
@@ -109,12 +115,14 @@ def test_a_record_of_which_a_caller_made_all_values_long_is_bounded_as_it_is_wri
     (sent,) = fake_journal
     assert sum(len(f"{name}={text}\n".encode()) for name, text in sent.items()) > log.LONGEST_RECORD / 2
     assert sum(len(f"{name}={text}\n".encode()) for name, text in sent.items()) <= log.LONGEST_RECORD
-    whole = {"message": "mount refused", "request_id": "1a2b", "errno": 22, "caller_uid": 2**32 - 1}
+    whole = {"event": "mount refused", "request_id": "1a2b", "errno": 22, "caller_uid": 2**32 - 1}
     assert record.items() >= whole.items()
     assert all(sent[name.upper()] == str(text) for name, text in whole.items())
+    assert record["message"].startswith("refused to mount on ")
+    assert sent["MESSAGE"].endswith(" (request 1a2b)")
     for name in ("mountpoint", "options", "text", "source"):
-        assert 1700 < len(json.dumps(record[name])) <= log.LONGEST_FIELD
-        assert len(sent[name.upper()].encode()) > 1700
+        assert 1400 < len(json.dumps(record[name])) <= log.LONGEST_FIELD
+        assert len(sent[name.upper()].encode()) > 1400
 
 
 def test_a_message_that_quotes_something_long_is_cut(
@@ -144,6 +152,15 @@ def test_a_record_of_the_journal_has_the_same_fields_in_upper_case(fake_journal:
     assert record.items() >= expected.items()
 
 
+def test_the_message_of_the_journal_is_a_sentence_and_the_event_is_beside_it(
+    fake_journal: list[dict[str, Any]],
+) -> None:
+    log.to_journal(log.NOTICE, "mount refused", request_id="1a2b", caller_uid=1000, mountpoint=b"/m", text=b"no")
+    (record,) = fake_journal
+    assert record["MESSAGE"] == "refused to mount on /m for uid 1000: no (request 1a2b)"
+    assert record["EVENT"] == "mount refused"
+
+
 def test_what_reaches_the_journal_is_utf_8(fake_journal: list[dict[str, Any]]) -> None:
     log.to_journal(log.INFO, "mounted", type=os.fsdecode(b"fuse.\xff"))
     for value in fake_journal[0].values():
@@ -164,6 +181,35 @@ def test_a_stderr_that_was_redirected_is_written_to(monkeypatch: pytest.MonkeyPa
 def test_without_the_variable_stderr_is_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JOURNAL_STREAM", raising=False)
     assert log.open_log() is log.to_stderr
+
+
+def test_a_terminal_gets_a_line_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JOURNAL_STREAM", raising=False)
+    ours, theirs = os.openpty()
+    try:
+        with stderr_is(theirs):
+            write = log.open_log()
+            write(log.NOTICE, "mount refused", caller_uid=1000, mountpoint=b"/m\x1b[2J\n", text=b"no")
+            write(log.WARNING, "a sentence\nof two lines")
+            written = os.read(ours, 4096).decode()
+    finally:
+        os.close(ours)
+    now = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
+    first, second, rest = written.split("\r\n")
+    assert re.fullmatch(now + re.escape(r" notice  refused to mount on /m\x1b[2J\n for uid 1000: no"), first)
+    assert re.fullmatch(now + re.escape(r" warning a sentence\nof two lines"), second)
+    assert rest == ""
+
+
+def test_the_format_of_the_configuration_takes_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOURNAL_STREAM", stream_of_stderr())
+    assert [log.open_log(each) for each in LOG_FORMATS] == [log.to_journal, log.to_terminal, log.to_stderr]
+
+
+def test_every_priority_has_a_name(capfd: pytest.CaptureFixture[str]) -> None:
+    for priority in (log.ERROR, log.WARNING, log.NOTICE, log.INFO):
+        log.to_terminal(priority, "said")
+    assert [line.split()[2] for line in capfd.readouterr().err.splitlines()] == ["error", "warning", "notice", "info"]
 
 
 def test_a_closed_stderr_is_no_journal(monkeypatch: pytest.MonkeyPatch) -> None:

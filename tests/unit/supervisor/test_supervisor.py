@@ -120,7 +120,8 @@ class Scene:
         self.mounter = Mounter()
         self.mounter.start()
         self.front = Front(
-            orders.Begin(bytes(directory / "state"), metrics=False, volumes=False), [*self.mounter.for_front, 2]
+            orders.Begin(bytes(directory / "state"), b"json", metrics=False, volumes=False),
+            [*self.mounter.for_front, 2],
         )
 
     def start(self, text: str = "mount_max = 7") -> None:
@@ -160,7 +161,7 @@ def scene(tmp_path: Path, started: Started, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_front_begins_with_all_that_it_works_with(scene: Scene, tmp_path: Path) -> None:
     scene.start("mount_max = 7")
     assert scene.heard() == [
-        (orders.Begin(bytes(tmp_path / "state"), metrics=False, volumes=False), 6, b""),
+        (orders.Begin(bytes(tmp_path / "state"), b"json", metrics=False, volumes=False), 6, b""),
         (orders.Configuration(bytes(scene.file)), 1, b"mount_max = 7"),
         (orders.SubordinateIds(), 2, b"user:100000:65536\n"),
         (orders.MounterStarted(4711, 0, True), 0, b""),
@@ -309,15 +310,15 @@ def test_a_running_broker_goes_on_trying_whatever_its_processes_end_of(
 
 @pytest.fixture
 def plugin(started: Started) -> Iterator[Plugin]:
-    plugin = Plugin(CSI)
+    plugin = Plugin(CSI, "json")
     plugin.start()
     yield plugin
     plugin.close()
-    assert started[0].arguments == ["unix:///csi/csi.sock", "node", "csi.example", "/var/lib/kubelet"]
+    assert started[0].arguments == ["json", "unix:///csi/csi.sock", "node", "csi.example", "/var/lib/kubelet"]
 
 
 def test_a_front_hears_which_plugin_there_is(scene: Scene) -> None:
-    plugin = Plugin(CSI)
+    plugin = Plugin(CSI, "json")
     plugin.start()
     scene.front.configure(None)
     scene.front.start(scene.mounter, plugin)
