@@ -154,7 +154,7 @@ def test_what_hangs_is_called_so_and_can_be_ended_while_its_program_stays(
         wait_until(lambda: state(broker) == "hung")
         (mount,) = broker.mounts()
         assert mount["waiting"] > 0
-        assert f"{mount['request_id']}  hung " in broker.ask("mounts")
+        assert f"{mount['request_id']} hung " in broker.ask("mounts")
         assert broker.ask("abort", mount["request_id"]).startswith(f"aborted {mount['request_id']}: {MOUNTPOINT}")
         hung.user.communicate(timeout=20)
         wait_until(lambda: not hung.container.fuse_mounts(), REAPED)

@@ -480,7 +480,7 @@ def test_the_journal_has_the_record_of_what_a_user_was_told(machine: Machine) ->
     told = re.search(r"broker request ([0-9a-f]+)", refused.stderr)
     assert told, refused.stderr
     (record,) = machine.journal(f"REQUEST_ID={told[1]}")
-    who = "uid 1000( in [^ :]+)?"
+    who = "uid 1000( in [^:]+)?"
     said = rf"refused to mount on {MOUNTPOINT} for {who}: {re.escape(record['TEXT'])} \(request {told[1]}\)"
     assert re.fullmatch(said, record["MESSAGE"])
     assert record["EVENT"] == "mount refused"

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.e2e
 TYPED = [
     ("fusermount3-broker sta", "status"),
     ("fusermount3-broker mounts --", "--json"),
+    ("fusermount3-broker mounts --w", "--watch"),
     ("fusermount3-proxy --un", "--unmount"),
     ("fusermount3 --un", "--unmount"),
     ("fusermount3 -o allow_o", "allow_other"),

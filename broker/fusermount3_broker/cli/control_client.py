@@ -11,6 +11,10 @@ from typing import Any
 LONGEST_ANSWER, PATIENCE = 64 << 20, 10.0
 
 
+#: What code raises that takes an answer for one of another structure.
+MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+
 class NotRunning(Exception):
     """No broker answers on the control socket."""
 

@@ -1,12 +1,7 @@
 """Formatting of values for people at a terminal."""
 
-import time
-
-
-def columns(lines: list[list[str]]) -> str:
-    """Return the lines as a table, each column as wide as its widest cell."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+#: Seconds of a hundred thousand years: what is older than that was not mounted here.
+_LONGEST_AGE = 10**12
 
 
 def mebibytes(size: int) -> str:
@@ -25,9 +20,16 @@ def duration(seconds: int) -> str:
     return f"{days} d {clock}" if days else clock
 
 
-def moment(seconds: float) -> str:
-    """Return a time since the epoch as local date and time. Raises ValueError if it is out of range."""
-    try:
-        return time.strftime("%F %T", time.localtime(seconds))
-    except (OSError, OverflowError):
-        raise ValueError("no time") from None
+def age(seconds: float) -> str:
+    """Return for example "45s", "12m30s", "3h5m" or "12d"; for a time that has not come, "0s".
+
+    Raises ValueError, OverflowError if it is no number of seconds.
+    """
+    whole = max(0, int(seconds))
+    if whole > _LONGEST_AGE:
+        raise ValueError("no time")
+    for unit, size, smaller, part in (("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1)):
+        if whole >= size:
+            most, rest = divmod(whole, size)
+            return f"{most}{unit}" + (f"{rest // part}{smaller}" if rest // part and most < 10 else "")
+    return f"{whole}s"

@@ -6,6 +6,7 @@ A running broker's answers may come from an attacker who controls its front, or 
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fusermount3_broker.cli import formatting, rates
+from fusermount3_broker.cli import completion, control_client, formatting, rates
 from fusermount3_broker.injection.cdi import DEFAULT_PROXY
 from fusermount3_broker.messages.untrusted_text import visible
 from fusermount3_broker.service import configuration, configuration_file
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 #: The driver's name in Kubernetes, unless it takes another's place.
 DRIVER_NAME = "csi.fusermount3-proxy.dev"
+
+#: A request ID, or a beginning of one.
+_REQUEST_ID = re.compile("[0-9a-fA-F]{1,32}")
 
 _CONFIG = click.option(
     "--config",
@@ -95,7 +99,7 @@ def _understanding() -> Iterator[None]:
     """Fail if the broker's answer does not have the expected structure."""
     try:
         yield
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
+    except control_client.MALFORMED:
         raise _Failure("the broker's answer is malformed") from None
 
 
@@ -190,6 +194,9 @@ def _print_status(answer: dict[str, Any]) -> None:
     _say(f"mounts         {', '.join(f'{count} {state}' for state, count in answer['mount_states'].items())}")
     if "plugin" in answer:
         _say(f"volumes        {answer['volumes']} published")
+    for whose, addresses in answer.get("sockets", {}).items():
+        for address in addresses:
+            _say(f"socket         {address}, for {whose}")
     for state in answer.get("tables", {}).values():
         if state != "ok":
             _say(f"table          {state}")
@@ -229,14 +236,14 @@ def health(config_path: Path | None) -> None:
 @click.option("--once", is_flag=True, help="Print one sample and exit, as if the output is not a terminal.")
 def top(config_path: Path | None, once: bool) -> None:
     """Show the running broker's mounts, rates and latencies each second, until q is pressed."""
-    from fusermount3_broker.cli import control_client
+    from fusermount3_broker.cli import mounts as of_mounts
     from fusermount3_broker.cli import top as display
 
     at = _load(config_path).control_socket
     console = _console()
 
     def ask() -> display.Sample:
-        return display.Sample(control_client.ask(at, "status"), control_client.ask(at, "mounts"))
+        return display.Sample(control_client.ask(at, "status"), of_mounts.ask(at))
 
     try:
         with _understanding():
@@ -248,31 +255,77 @@ def top(config_path: Path | None, once: bool) -> None:
 @main.command()
 @_CONFIG
 @_JSON
-def mounts(config_path: Path | None, as_json: bool) -> None:
+@click.option("--dead", is_flag=True, help="List only dead mounts; with --hung, these and hung ones.")
+@click.option("--hung", is_flag=True, help="List only hung mounts; with --dead, these and dead ones.")
+@click.option(
+    "--container",
+    default="",
+    metavar="NAME|ID",
+    shell_complete=completion.containers,
+    help="List only mounts of the container or pod with this name, or with an ID or UID that begins so.",
+)
+@click.option("--watch", is_flag=True, help="Show the table each second, until q is pressed.")
+def mounts(config_path: Path | None, as_json: bool, dead: bool, hung: bool, container: str, watch: bool) -> None:
     """List the filesystems mounted through the running broker.
 
     STATE is live; dead, when no process serves the filesystem any more; or hung, when requests wait for its program and
-    their number has not moved for some time, see hung_seconds in the configuration.
+    their number has not moved for some time, see hung_seconds in the configuration. PID and COMMAND are those of the
+    FUSE program, once the broker has seen it serve: usually after a second. CONTAINER is its name if Podman, Docker or
+    kubelet has one for it on this host, else the beginning of its ID.
     """
-    answer = _ask(config_path, "mounts")
-    with _understanding():
-        _say_json(answer) if as_json else _print_table(answer)
+    from fusermount3_broker.cli import live_display, mounts_table
+    from fusermount3_broker.cli import mounts as of_mounts
+
+    at = _load(config_path).control_socket
+    states = {state for state, is_wanted in (("dead", dead), ("hung", hung)) if is_wanted}
+    console = _console()
+    if watch and as_json:
+        raise click.UsageError("--watch shows a table; it can't be combined with --json")
+    if watch and not console.is_terminal:
+        raise click.UsageError("--watch needs a terminal")
+
+    def ask() -> list[dict[str, Any]]:
+        return of_mounts.wanted(of_mounts.ask(at), states, container)
+
+    try:
+        with _understanding():
+            if watch:
+                live_display.show(ask, lambda now, _, height: mounts_table.MountsTable(now, height - 2), console)
+                return
+            found = ask()
+            if as_json:
+                _say_json(found)
+            elif console.is_terminal:
+                console.print(mounts_table.MountsTable(found))
+            else:
+                click.echo("\n".join(mounts_table.lines(found)))
+    except control_client.NotRunning as error:
+        raise _Failure(str(error)) from None
 
 
 @main.command()
 @_CONFIG
-@click.argument("id")
-def abort(config_path: Path | None, id: str) -> None:  # the name in the help
-    """Abort the FUSE connection of the mount with the request ID that `mounts` shows; a unique prefix is enough.
+@click.argument("ids", metavar="ID...", nargs=-1, required=True, shell_complete=completion.request_ids)
+def abort(config_path: Path | None, ids: tuple[str, ...]) -> None:
+    """Abort the FUSE connections of the mounts with these request IDs, which `mounts` shows; a unique prefix is enough.
 
     Processes that wait for its FUSE program get an error, and data that was not written back is lost. Then the mount
     is dead, and the broker removes it like all dead mounts.
     """
-    answer = _ask(config_path, f"abort {id}")
-    with _understanding():
-        if "error" in answer:
-            raise _Failure(str(answer["error"]))
-        _say(f"aborted {answer['request_id']}: {answer['mountpoint']}, {answer['type']}")
+    for id in ids:
+        if not _REQUEST_ID.fullmatch(id):
+            raise _Failure(f"{id!r} is no request ID, and none begins so: see fusermount3-broker mounts")
+    failed = False
+    for id in ids:
+        answer = _ask(config_path, f"abort {id.lower()}")
+        with _understanding():
+            if "error" in answer:
+                _Failure(str(answer["error"])).show()
+                failed = True
+            else:
+                _say(f"aborted {answer['request_id']}: {answer['mountpoint']}, {answer['type']}")
+    if failed:
+        raise click.exceptions.Exit(1)
 
 
 @main.command("device-plugin")
@@ -381,32 +434,6 @@ def _write(output: Path, text: str) -> None:
     unfinished.replace(output)
 
 
-#: A table of more rows is not fitted to the width of the terminal, which takes long.
-_MOST_FITTED = 200
-
-
-def _print_table(rows: list[dict[str, Any]]) -> None:
-    headings = ("REQUEST", "STATE", "MOUNTPOINT", "TYPE", "SOURCE", "UID", "PID", "COMMAND", "CONTAINER", "SINCE")
-    lines = []
-    for row in rows:
-        since = formatting.moment(row["mounted_at"])
-        cells = [row["request_id"], row["state"], row["mountpoint"] or row["volume"], row["type"], row["source"]]
-        cells += [str(row["uid"]), str(row["pid"]), row["command"], row["container"][:24], since]
-        lines.append([visible(cell) for cell in cells])
-    if len(lines) > _MOST_FITTED:
-        click.echo(formatting.columns([list(headings), *lines]))
-        return
-
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    for line in lines:
-        table.add_row(*line)
-    _console().print(table)
-
-
 def _console() -> "Console":
     from rich.console import Console
 
@@ -424,8 +451,6 @@ def _load(path: Path | None) -> configuration.Configuration:
 
 
 def _ask(config_path: Path | None, command: str) -> Any:
-    from fusermount3_broker.cli import control_client
-
     try:
         return control_client.ask(_load(config_path).control_socket, command)
     except control_client.NotRunning as error:

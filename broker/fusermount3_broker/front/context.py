@@ -70,6 +70,8 @@ class Front:
     subordinates: Subordinates = field(default_factory=Subordinates)
     #: What this kernel lacks.
     lacking: Sequence[Feature] = ()
+    #: The addresses of the listening sockets, by who connects there.
+    sockets: dict[str, list[str]] = field(default_factory=dict)
     #: Tasks that wait for children of the mounter that can't be killed.
     stuck: set[asyncio.Task[None]] = field(default_factory=set)
     started: float = field(default_factory=time.time)

@@ -20,6 +20,7 @@ from fusermount3_broker.front.health import Health
 from fusermount3_broker.front.model import Mount
 from fusermount3_broker.front.mount_states import MOUNT_STATES
 from fusermount3_broker.front.mounter_client import MounterFailed, OperationEnded, OperationFailed, OperationRefused
+from fusermount3_broker.front.peer import command_of
 from fusermount3_broker.service.truncation import cut, in_json
 from fusermount3_proxy import __version__
 
@@ -58,6 +59,8 @@ async def _answer(front: Front, health: Health, question: str) -> Any:
             return [_described(front, mount, max(_SHORTEST_TEXT, most)) for mount in front.registry]
         case ["abort", wanted]:
             return await _abort(front, wanted)
+        case ["abort", *_]:
+            return {"error": "abort takes the request ID of one mount"}
     return {"error": f"unknown command '{question}'"}
 
 
@@ -90,6 +93,7 @@ def status(front: Front) -> dict[str, Any]:
             "release": os.uname().release,
             "lacks": [{"name": each.name, "since": each.since, "otherwise": each.otherwise} for each in front.lacking],
         },
+        "sockets": front.sockets,
         "uptime_seconds": round(time.time() - front.started),
         "mounts": len(front.registry),
         "mount_states": dict.fromkeys(MOUNT_STATES, 0) | front.mount_states(),
@@ -151,6 +155,7 @@ def _described(front: Front, mount: Mount, most: int) -> dict[str, Any]:
     def text(value: bytes | str) -> str:
         return cut(value if isinstance(value, str) else value[:most].decode("utf-8", "backslashreplace"), most, in_json)
 
+    program, _ = front.serving.of(mount)
     return {
         "request_id": mount.request_id,
         "device": mount.device,
@@ -160,6 +165,8 @@ def _described(front: Front, mount: Mount, most: int) -> dict[str, Any]:
         "uid": mount.uid,
         "pid": mount.pid,
         "command": mount.command,
+        "program_pid": program,
+        "program_command": command_of(program, front.open_proc),
         "container": mount.container,
         "volume": text(mount.volume),
         "mount_namespace": mount.namespace,

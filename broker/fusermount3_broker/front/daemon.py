@@ -37,7 +37,7 @@ from fusermount3_broker.front.volume_call import OldCall, VolumeCall
 from fusermount3_broker.kernel import features, syscalls
 from fusermount3_broker.messages import supervisor as orders
 from fusermount3_broker.service import configuration_file, log, sandbox
-from fusermount3_broker.service.configuration import Configuration
+from fusermount3_broker.service.configuration import Configuration, Loopback
 from fusermount3_broker.service.configuration_file import ConfigurationError
 from fusermount3_proxy import wire
 
@@ -66,6 +66,18 @@ class _Sockets(NamedTuple):
     metrics: socket.socket | None
     plugin: socket.socket | None
     callers: list[socket.socket]
+
+    def addresses(self) -> dict[str, list[str]]:
+        """Return the addresses of those that have one, by who connects there."""
+        metrics = [self.metrics] if self.metrics else []
+        groups = {"callers": self.callers, "administrators": [self.control], "metrics": metrics}
+        return {whose: list(map(_address, group)) for whose, group in groups.items() if group}
+
+
+def _address(listener: socket.socket) -> str:
+    """Return the path or the port of a listening socket."""
+    name = listener.getsockname()
+    return str(name) if isinstance(name, str) else str(Loopback(*name[:2]))
 
 
 def _begin(supervisor: socket.socket) -> tuple[Front, _Sockets]:
@@ -159,7 +171,8 @@ async def _run(front: Front, supervisor: socket.socket, parent: int, sockets: _S
     await recognize(front)
     with closing(Health(front, stop)) as health:
         async with await control_socket.serve(sockets.control, front, health):
-            names = ", ".join(each.getsockname() for each in sockets.callers)
+            front.sockets = sockets.addresses()
+            names = ", ".join(front.sockets["callers"])
             live = len(front.registry)
             front.log(log.INFO, f"serving on {names}, with {live} live mounts", live_mounts=live)
             supervisor.send(orders.dump(orders.Ready()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from dataclasses import asdict
 from struct import unpack_from
 
@@ -84,7 +85,7 @@ def _use(row: tuple[object, ...]) -> None:
     mount = Mount(*row)  # type: ignore[arg-type]
     start = mounter.StartReap(1, mount.namespace, True, b"%d\n" % mount.device)
     assert mounter.load(mounter.dump(start)) == start
-    assert formatting.moment(mount.mounted_at)
+    assert formatting.age(time.time() - mount.mounted_at)
     described = {name: repr(value) if isinstance(value, bytes) else value for name, value in asdict(mount).items()}
     assert json.loads(json.dumps(described)) == described
 

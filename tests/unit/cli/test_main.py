@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 
 from fusermount3_broker.cli import main
 from fusermount3_proxy import __version__
+from tests.unit.cli.conftest import FakeControlSocket
 
 ROOT = Path(__file__).parents[3]
 
@@ -115,6 +116,7 @@ STATUS = {
         "lacks": [{"name": "SO_PEERPIDFD", "since": "6.5", "otherwise": "callers are identified by their pid"}],
     },
     "uptime_seconds": 12,
+    "sockets": {"callers": ["/run/broker.sock"], "metrics": ["127.0.0.1:9467"]},
     "mounts": 2,
     "mount_states": {"live": 2, "dead": 0, "hung": 1},
     "requests": {"mount mounted": 3, "mount refused": 1},
@@ -134,51 +136,15 @@ MOUNT = {
     "source": "host:",
     "uid": 1000,
     "pid": 77,
-    "command": "sshfs",
+    "command": "fusermount3",
+    "program_pid": 4711,
+    "program_command": "sshfs",
     "container": "libpod-" + "f" * 64 + ".scope",
     "mount_namespace": 4026531840,
     "mounted_at": 1700000000.0,
     "state": "live",
     "waiting": 0,
 }
-
-
-class FakeControlSocket:
-    """A control socket that answers a question with given bytes. `config` is a configuration file that names it."""
-
-    def __init__(self, directory: Path) -> None:
-        self.config = directory / "broker.toml"
-        self.path = directory / "control.sock"
-        self.config.write_text(f'control_socket = "{self.path}"\n')
-        self.questions: list[bytes] = []
-        self._listener: socket.socket | None = None
-        self._thread: threading.Thread | None = None
-
-    def answer(self, value: Any) -> None:
-        content = value if isinstance(value, bytes) else json.dumps(value).encode() + b"\n"
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(bytes(self.path))
-        self._listener.listen()
-        self._thread = threading.Thread(target=self._serve, args=(self._listener, content), daemon=True)
-        self._thread.start()
-
-    def _serve(self, listener: socket.socket, content: bytes) -> None:
-        connection, _ = listener.accept()
-        with connection, connection.makefile("rb") as question:
-            self.questions.append(question.readline())
-            connection.sendall(content)
-
-    def close(self) -> None:
-        if self._thread and self._listener:
-            self._thread.join(10)
-            self._listener.close()
-
-
-@pytest.fixture
-def fake_control(tmp_path: Path) -> Iterator[FakeControlSocket]:
-    fake = FakeControlSocket(tmp_path)
-    yield fake
-    fake.close()
 
 
 def test_status_is_told_in_words(fake_control: FakeControlSocket) -> None:
@@ -194,6 +160,8 @@ def test_status_is_told_in_words(fake_control: FakeControlSocket) -> None:
         "lacks          SO_PEERPIDFD (Linux 6.5): callers are identified by their pid",
         "up             00:00:12",
         "mounts         2 live, 0 dead, 1 hung",
+        "socket         /run/broker.sock, for callers",
+        "socket         127.0.0.1:9467, for metrics",
         "table          the broker can't write its table",
         "supervisor     pid 9, 20.0 MiB",
         "front          pid 10, 30.0 MiB",
@@ -213,7 +181,7 @@ def test_status_tells_of_volumes_where_there_are_any(fake_control: FakeControlSo
     fake_control.answer(STATUS | {"volumes": 3, "plugin": plugin})
     lines = run("status", "--config", fake_control.config).output.splitlines()
     assert lines[6] == "volumes        3 published"
-    assert lines[11:16] == [
+    assert lines[13:18] == [
         "plugin         pid 12, 40.0 MiB",
         "descriptors    20 of the front",
         "restarts       0 of the mounter",
@@ -253,6 +221,7 @@ def test_mounts_are_a_table_of_one_line_each(fake_control: FakeControlSocket) ->
     assert headings.split() == [
         "REQUEST",
         "STATE",
+        "AGE",
         "MOUNTPOINT",
         "TYPE",
         "SOURCE",
@@ -260,9 +229,8 @@ def test_mounts_are_a_table_of_one_line_each(fake_control: FakeControlSocket) ->
         "PID",
         "COMMAND",
         "CONTAINER",
-        "SINCE",
     ]
-    for each in ("1a2b3c4d", "live", "/mnt/a b", "fuse.sshfs", "host:", "1000", "77", "2023-11-1"):
+    for each in ("1a2b3c4d", "live", "/mnt/a b", "fuse.sshfs", "host:", "1000", "4711", "sshfs", "f" * 12):
         assert each in first
     assert "/" + "long/" * 100 in second
 
@@ -293,12 +261,13 @@ def test_what_cannot_be_aborted_is_told_in_one_line(fake_control: FakeControlSoc
     assert (result.exit_code, result.output) == (1, "Error: no live mount has the id '1a2b'\n")
 
 
-def test_mounts_as_json_are_what_the_broker_answered(fake_control: FakeControlSocket) -> None:
+def test_mounts_as_json_are_what_the_broker_answered_with_their_containers(fake_control: FakeControlSocket) -> None:
     fake_control.answer([MOUNT])
-    assert json.loads(run("mounts", "--config", fake_control.config, "--json").output) == [MOUNT]
+    told = json.loads(run("mounts", "--config", fake_control.config, "--json").output)
+    assert told == [MOUNT | {"container_id": "f" * 64, "container_name": ""}]
 
 
-@pytest.mark.parametrize("field", ["mountpoint", "type", "source", "command", "container"])
+@pytest.mark.parametrize("field", ["mountpoint", "type", "source", "program_command", "container"])
 @pytest.mark.parametrize(
     "text", ["\x1b[2Jgone", "a\rb", "a\nb", "\x9b2J", "a\x07\x08", "[red]x[/red]", "\udcff", "\u202etxt"]
 )

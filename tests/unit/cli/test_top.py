@@ -23,14 +23,18 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from fusermount3_broker.cli.container_names import ContainerNames
+from fusermount3_broker.cli.mounts import name_containers
 from fusermount3_broker.cli.top import Sample, render
-from tests.unit.cli.test_main import MOUNT, STATUS, FakeControlSocket, run
+from tests.unit.cli.conftest import FakeControlSocket
+from tests.unit.cli.test_main import MOUNT, STATUS, run
 
 PATIENCE = 30
 
 
 def shown(look: Sample, before: Sample | None = None, height: int | None = None) -> str:
     console = Console(file=io.StringIO(), width=200, markup=False, highlight=False)
+    name_containers(look.mounts, ContainerNames(Path("/nowhere")))
     console.print(render(look, before, height))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
@@ -51,6 +55,11 @@ def words(text: str, first: str) -> list[list[str]]:
     return [line.split() for line in text.splitlines() if line.startswith(first)]
 
 
+def rows(text: str) -> list[list[str]]:
+    """Return the words of each mount."""
+    return [line.split() for line in text.partition("\nREQUEST  STATE")[2].splitlines()[1:]]
+
+
 def test_one_look_shows_everything() -> None:
     text = shown(Sample(STATUS, [MOUNT]))
     assert text.splitlines()[0].split("   ") == [
@@ -66,7 +75,8 @@ def test_one_look_shows_everything() -> None:
         ["mount", "4", "3.00", "ms", "3.98", "ms"],
     ]
     assert words(text, "mount_max") == [["mount_max", "1", "0.1"]]
-    assert words(text, "live")[0][:6] == ["live", "/mnt/a", "b", "fuse.sshfs", "1000", "77"]
+    assert rows(text)[0][1] == "live"
+    assert rows(text)[0][3:] == ["/mnt/a", "b", "fuse.sshfs", "host:", "1000", "4711", "sshfs", "f" * 12]
 
 
 def test_rates_and_latencies_are_of_the_time_between_two_looks() -> None:
@@ -96,14 +106,14 @@ def test_mounts_in_need_come_first_then_the_newest_as_many_as_there_is_room_for(
     text = shown(Sample(STATUS, mounts), height=24)
     lines = text.splitlines()
     assert len(lines) <= 24
-    first = next(n for n, line in enumerate(lines) if line.startswith("STATE"))
-    assert [line.split()[0] for line in lines[first + 1 : first + 5]] == ["hung", "dead", "live", "live"]
-    assert lines[first + 3].split()[4] == "99"
+    first = next(n for n, line in enumerate(lines) if line.startswith("REQUEST  STATE"))
+    assert [line.split()[1] for line in lines[first + 1 : first + 5]] == ["hung", "dead", "live", "live"]
+    assert lines[first + 3].split()[7] == "99"
     assert lines[-1] == f"and {102 - (len(lines) - first - 2)} more"
-    assert len(words(shown(Sample(STATUS, mounts)), "live")) == 100
+    assert len(rows(shown(Sample(STATUS, mounts)))) == 102
 
 
-@pytest.mark.parametrize("field", ["mountpoint", "type", "command", "container"])
+@pytest.mark.parametrize("field", ["mountpoint", "type", "program_command", "container"])
 @pytest.mark.parametrize("text", ["\x1b[2Jgone", "a\nb", "\x9b2J", "[red]x[/red]", "\u202etxt"])
 def test_what_a_caller_chose_cannot_move_the_terminals_cursor(field: str, text: str) -> None:
     plain = shown(Sample(STATUS, [MOUNT]))

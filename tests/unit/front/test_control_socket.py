@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +15,9 @@ from fusermount3_broker.cli import control_client
 from fusermount3_broker.front import control_socket
 from fusermount3_broker.front.model import Mount
 from tests.unit.front.tables.test_mount_table import mount
+
+#: The device of the mount that the tests' own process serves.
+SERVED = 51
 
 
 class FakeRegistry(list[Mount]):
@@ -30,9 +35,16 @@ def no_survey(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fusermount3_broker.front.connection_survey.refresh", refresh)
 
 
+def open_proc(path: str, flags: int) -> int:
+    return os.open(f"/proc/{path}", flags)
+
+
 def listed(mounts: list[Mount]) -> list[dict[str, Any]]:
     states = SimpleNamespace(waiting=lambda _: 0)
-    front: Any = SimpleNamespace(registry=FakeRegistry(mounts), state=lambda _: "live", states=states)
+    serving = SimpleNamespace(of=lambda mount: (os.getpid() if mount.device == SERVED else 0, 7))
+    front: Any = SimpleNamespace(
+        registry=FakeRegistry(mounts), state=lambda _: "live", states=states, serving=serving, open_proc=open_proc
+    )
     answer: list[dict[str, Any]] = asyncio.run(control_socket._answer(front, SimpleNamespace(), "mounts"))  # type: ignore[arg-type]
     return answer
 
@@ -48,3 +60,17 @@ def test_many_mounts_with_long_names_fit_into_an_answer(byte: bytes) -> None:
 def test_a_mount_is_told_whole_where_there_is_room() -> None:
     (told,) = listed([mount(1, 1, mountpoint=b"/" + b"\x01" * 4095)])
     assert told["mountpoint"] == "/" + "\x01" * 4095
+
+
+def test_a_mount_is_told_with_the_program_that_serves_it() -> None:
+    served, unserved = listed([mount(SERVED, 1, pid=77, command="fusermount3"), mount(52, 2)])
+    own = Path("/proc/self/comm").read_text().strip()
+    assert (served["program_pid"], served["program_command"]) == (os.getpid(), own)
+    assert (served["pid"], served["command"]) == (77, "fusermount3")
+    assert (unserved["program_pid"], unserved["program_command"]) == (0, "")
+
+
+@pytest.mark.parametrize("question", ["abort", "abort ", "abort 1 2"])
+def test_an_abort_of_anything_but_one_id_is_refused_with_a_reason(question: str) -> None:
+    answer = asyncio.run(control_socket._answer(SimpleNamespace(), SimpleNamespace(), question))  # type: ignore[arg-type]
+    assert answer == {"error": "abort takes the request ID of one mount"}

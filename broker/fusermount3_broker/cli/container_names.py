@@ -1,0 +1,120 @@
+"""The names of containers and pods, from the state that their engines and kubelet keep on this host.
+
+A cgroup tells a container's ID, or a pod's UID, and nobody's name. The engines' files do, which only root can write:
+
+- Podman and CRI-O: ``NAME-containers/containers.json`` and ``volatile-containers.json`` in the directories of
+  containers-storage.conf(5). Those of rootless Podman are in a user's home directory, where nothing is looked up.
+- Docker: ``containers/ID/config.v2.json`` in its data directory.
+- kubelet: the directory ``/var/log/pods/NAMESPACE_POD_UID`` of each pod.
+
+No program of an engine is run, and no file of a container is read. What can't be read, or is no such file, names
+nothing.
+"""
+
+import json
+import os
+import stat
+import tomllib
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fusermount3_broker.kernel import cgroups
+
+#: The most bytes of a file that is read.
+_LONGEST = 16 << 20
+_STORAGE = (Path("var/lib/containers/storage"), Path("run/containers/storage"))
+_DOCKER = Path("var/lib/docker")
+
+
+class ContainerNames:
+    """Names as of now; make another one to look again."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        """`root` is the root directory of the host."""
+        self._root = root
+        self._containers: dict[str, str] | None = None
+        self._pods: dict[str, str] | None = None
+        self._docker: Path | None = None
+
+    def name(self, cgroup: str) -> str:
+        """Return the name of the container, or "NAMESPACE/POD" of the pod, whose cgroup has that name; else ""."""
+        part = cgroup.encode("utf-8", "replace")
+        if id := cgroups.container_id(part):
+            return self._name_in_storage(id) or self._name_in_docker(id)
+        if uid := cgroups.pod_named(part):
+            return self._pod(uid.replace(b"_", b"-").decode())
+        return ""
+
+    def _name_in_storage(self, id: str) -> str:
+        if self._containers is None:
+            self._containers = dict(self._in_storage())
+        return self._containers.get(id, "")
+
+    def _in_storage(self) -> Iterator[tuple[str, str]]:
+        """Yield the ID and the name of each container of Podman and CRI-O."""
+        for directory in self._storage_directories():
+            for kind in ("containers", "volatile-containers"):
+                for file in sorted(directory.glob(f"*-containers/{kind}.json")):
+                    listed = _json(file)
+                    for each in listed if isinstance(listed, list) else ():
+                        match each:
+                            case {"id": str(id), "names": [str(name), *_]}:
+                                yield id, name
+
+    def _storage_directories(self) -> list[Path]:
+        """Return the directories of containers, as configured and by default."""
+        with suppress(ValueError):
+            match tomllib.loads(_content(self._root / "etc/containers/storage.conf").decode()):
+                case {"storage": dict(storage)}:
+                    configured = [storage.get("graphroot"), storage.get("runroot")]
+                    own = [self._root / each.lstrip("/") for each in configured if isinstance(each, str) and each]
+                    return [*own, *(self._root / each for each in _STORAGE)]
+        return [self._root / each for each in _STORAGE]
+
+    def _name_in_docker(self, id: str) -> str:
+        if self._docker is None:
+            settings = _json(self._root / "etc/docker/daemon.json")
+            own = settings.get("data-root") if isinstance(settings, dict) else None
+            self._docker = self._root / (own.lstrip("/") if isinstance(own, str) and own else _DOCKER)
+        state = _json(self._docker / "containers" / id / "config.v2.json")
+        name = state.get("Name") if isinstance(state, dict) else None
+        return name.lstrip("/") if isinstance(name, str) else ""
+
+    def _pod(self, uid: str) -> str:
+        if self._pods is None:
+            self._pods = {}
+            with suppress(OSError):
+                for entry in os.listdir(self._root / "var/log/pods"):
+                    match entry.split("_"):
+                        case [namespace, pod, its_uid]:
+                            self._pods[its_uid] = f"{namespace}/{pod}"
+        return self._pods.get(uid, "")
+
+
+def _json(file: Path) -> Any:
+    """Return the content of a file of root's; None if there is none, or it is no JSON."""
+    try:
+        return json.loads(_content(file))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _content(file: Path) -> bytes:
+    """Return the content of a regular file that only root, or who runs this program, can write; else nothing."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        status = os.fstat(descriptor)
+        is_trusted = status.st_uid in (0, os.geteuid()) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if not (stat.S_ISREG(status.st_mode) and is_trusted and status.st_size <= _LONGEST):
+            return b""
+        with open(descriptor, "rb", closefd=False) as opened:
+            return opened.read(_LONGEST)
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,72 @@
+"""A display on a terminal that queries the broker each second, until the user quits."""
+
+import os
+import select
+import sys
+import termios
+import time
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TypeVar
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from fusermount3_broker.cli.control_client import NotRunning
+from fusermount3_broker.messages.untrusted_text import visible
+
+#: Seconds between two queries.
+PAUSE = 1.0
+
+SampleT = TypeVar("SampleT")
+#: Draws a sample; the one before it, if there is one; in at most so many lines.
+Draw = Callable[[SampleT, SampleT | None, int], RenderableType]
+
+
+def show(ask: Callable[[], SampleT], draw: Draw[SampleT], console: Console) -> None:
+    """Show what `ask` returns, each second, until q or ^C. If the broker is away meanwhile, wait for it.
+
+    Raises NotRunning if it does not answer the first query.
+    """
+    sample, before, problem = ask(), None, ""
+    with (
+        suppress(KeyboardInterrupt),
+        _keys() as pressed,
+        Live(console=console, screen=True, auto_refresh=False) as screen,
+    ):
+        while True:
+            shown = draw(sample, before, console.size.height - bool(problem))
+            screen.update(Group(Text(visible(problem), style="bold red"), shown) if problem else shown, refresh=True)
+            if pressed() == "q":
+                return
+            try:
+                sample, before, problem = ask(), sample, ""
+            except NotRunning as error:
+                problem = str(error)
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[], str]]:
+    """Yield a function that waits for `PAUSE` seconds, or a key, and returns the key, or ""."""
+    if not sys.stdin.isatty():
+        yield _pause
+        return
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+
+    def pressed() -> str:
+        ready, _, _ = select.select([descriptor], [], [], PAUSE)
+        return os.read(descriptor, 1).decode("ascii", "replace") if ready else ""
+
+    try:
+        tty.setcbreak(descriptor)
+        yield pressed
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def _pause() -> str:
+    time.sleep(PAUSE)
+    return ""

@@ -1,0 +1,65 @@
+"""The mounts of a running broker, with the names of their containers; and which of them an administrator wants to see.
+
+Whoever calls these functions expects an answer of any shape (`main._understanding`): the broker's is untrusted.
+"""
+
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Any
+
+from fusermount3_broker.cli import control_client
+from fusermount3_broker.cli.container_names import ContainerNames
+from fusermount3_broker.kernel import cgroups
+
+#: One mount, as the broker answers it.
+Answered = dict[str, Any]
+
+#: Characters of a pod's UID in a row.
+_SHORT_UID = 8
+
+
+def ask(at: Path) -> list[Answered]:
+    """Return the mounts of the broker at that control socket, with names. Raises NotRunning."""
+    answered: list[Answered] = control_client.ask(at, "mounts")
+    name_containers(answered, ContainerNames())
+    return answered
+
+
+def name_containers(mounts: Iterable[Answered], names: ContainerNames) -> None:
+    """Add `container_id` and `container_name` to each mount; empty if they are unknown."""
+    for mount in mounts:
+        mount["container_id"] = cgroups.container_id(mount["container"].encode("utf-8", "replace"))
+        mount["container_name"] = names.name(mount["container"])
+
+
+def wanted(mounts: Iterable[Answered], states: Collection[str], container: str) -> list[Answered]:
+    """Return the mounts that are in one of the states, if any are given, and in that container, if it is given."""
+    return [
+        mount
+        for mount in mounts
+        if (not states or mount["state"] in states) and (not container or _is_in(mount, container))
+    ]
+
+
+def _is_in(mount: Answered, container: str) -> bool:
+    """Whether the container, or its pod, has that name, or an ID or UID that begins so."""
+    name = mount["container_name"]
+    pod = _pod(mount)
+    ids = (mount["container_id"], pod.removeprefix("pod ") if pod else "")
+    return container in (name, name.partition("/")[2], mount["container"]) or any(
+        id.startswith(container.lower()) for id in ids
+    )
+
+
+def _pod(mount: Answered) -> str:
+    described = cgroups.described(mount["container"])
+    return described if described.startswith("pod ") else ""
+
+
+def container_of(mount: Answered) -> str:
+    """Return the container's name or, if that is unknown, its short ID, or what else its cgroup tells."""
+    if name := mount["container_name"]:
+        return str(name)
+    if pod := _pod(mount):
+        return pod[: len("pod ") + _SHORT_UID]
+    return cgroups.described(mount["container"]).removeprefix("container ")

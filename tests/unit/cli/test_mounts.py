@@ -1,0 +1,233 @@
+"""The table of mounts, the filters, and what a shell completes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.shell_completion import CompletionItem, ShellComplete
+from rich.console import Console
+
+from fusermount3_broker.cli import completion, main, mounts, mounts_table
+from fusermount3_broker.cli.container_names import ContainerNames
+from tests.unit.cli.conftest import FakeControlSocket
+from tests.unit.cli.test_main import MOUNT, run
+
+POD = "0d7e3a1c-1f2b-4c3d-9e8f-112233445566"
+OF_A_POD = {"container": f"kubepods-pod{POD.replace('-', '_')}.slice"}
+#: As long as the values usually are at most.
+LONG = {
+    "state": "dead",
+    "mountpoint": "/var/lib/somebody/data/of/a/project",
+    "source": "storage.example.org:/srv/exports/data",
+    "type": "fuse.somethingfs",
+    "uid": 4294967295,
+    "program_pid": 4194303,
+    "program_command": "a-command-of-15",
+    "container": "x" * 100,
+}
+
+
+def named(*answered: dict[str, Any], root: Path = Path("/nowhere")) -> list[dict[str, Any]]:
+    each = [dict(mount) for mount in answered]
+    mounts.name_containers(each, ContainerNames(root))
+    return each
+
+
+def drawn(width: int, *answered: dict[str, Any], most: int | None = None) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, markup=False, highlight=False)
+    console.print(mounts_table.MountsTable(named(*answered), most))
+    assert isinstance(console.file, io.StringIO)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def test_a_mount_is_shown_with_its_program_its_age_and_its_container() -> None:
+    headings, row = drawn(100, MOUNT | {"mounted_at": time.time() - 3900})
+    assert tuple(headings.split()) == mounts_table.HEADINGS
+    assert row.split() == [
+        *("1a2b3c4d", "live", "1h5m", "/mnt/a", "b", "fuse.sshfs", "host:", "1000", "4711", "sshfs", "f" * 12)
+    ]
+
+
+@pytest.mark.parametrize("most", [None, 2])
+@pytest.mark.parametrize("width", [100, 120])
+def test_the_table_fits_the_terminal_and_shows_ids_and_states_whole(width: int, most: int | None) -> None:
+    lines = drawn(width, MOUNT, MOUNT | LONG, most=most)
+    assert max(map(len, lines)) <= width
+    for whole in ("1a2b3c4d dead", "4294967295 4194303 a-command-of-15", "1000       4711    sshfs"):
+        assert any(whole in line for line in lines), lines
+
+
+def test_no_text_is_lost_where_there_is_room_below() -> None:
+    column = drawn(100, MOUNT | LONG)
+    start, end = column[0].index("MOUNTPOINT"), column[0].index("TYPE")
+    assert "".join(line[start:end].strip() for line in column[1:]) == LONG["mountpoint"]
+
+
+def test_a_mount_without_a_known_program_shows_none() -> None:
+    _, row = drawn(200, MOUNT | {"program_pid": 0, "program_command": ""})
+    assert row.split()[-3:-1] == ["-", "-"]
+
+
+def test_the_answer_of_an_older_broker_is_shown() -> None:
+    """After an upgrade, the running broker may not have been restarted yet."""
+    _, row = drawn(200, {name: value for name, value in MOUNT.items() if not name.startswith("program_")})
+    assert row.split()[-3:-1] == ["-", "-"]
+
+
+@pytest.mark.parametrize(
+    ("container", "shown"),
+    [
+        (MOUNT["container"], "f" * 12),
+        (OF_A_POD["container"], "pod 0d7e3a1c"),
+        ("machine-my\\x2dweb.scope", "my-web"),
+        ("session-2.scope", "session-2.scope"),
+        ("", "-"),
+    ],
+)
+def test_a_container_without_a_name_is_shown_by_what_its_cgroup_tells(container: str, shown: str) -> None:
+    (mount,) = named(MOUNT | {"container": container})
+    assert mounts_table.cells(mount, time.time())[-1] == shown
+
+
+def test_a_name_takes_the_place_of_an_id(tmp_path: Path) -> None:
+    (tmp_path / f"var/log/pods/default_web_{POD}").mkdir(parents=True)
+    (mount,) = named(MOUNT | OF_A_POD, root=tmp_path)
+    assert mounts_table.cells(mount, time.time())[-1] == "default/web"
+    assert (mount["container_id"], mount["container_name"]) == ("", "default/web")
+
+
+# Filters
+
+
+def test_only_mounts_in_these_states_are_listed() -> None:
+    each = named(*(MOUNT | {"state": state, "uid": n} for n, state in enumerate(("live", "dead", "hung", "dead"))))
+    assert [mount["uid"] for mount in mounts.wanted(each, {"dead"}, "")] == [1, 3]
+    assert [mount["uid"] for mount in mounts.wanted(each, {"dead", "hung"}, "")] == [1, 2, 3]
+    assert mounts.wanted(each, (), "") == each
+
+
+@pytest.mark.parametrize(
+    ("container", "found"),
+    [
+        *(("ffff", ["podman"]), ("FFFFFFFFFFFF", ["podman"]), (MOUNT["container"], ["podman"]), ("fffg", [])),
+        *(("0d7e3a1c", ["pod"]), (POD, ["pod"]), ("default/web", ["pod"]), ("web", ["pod"]), ("default", [])),
+        *(("session-2.scope", ["host"]), ("session", []), ("/", [])),
+    ],
+)
+def test_a_container_is_found_by_name_or_the_beginning_of_its_id(
+    tmp_path: Path, container: str, found: list[str]
+) -> None:
+    (tmp_path / f"var/log/pods/default_web_{POD}").mkdir(parents=True)
+    each = named(
+        MOUNT | {"source": "podman"},
+        MOUNT | OF_A_POD | {"source": "pod"},
+        MOUNT | {"container": "session-2.scope", "source": "host"},
+        MOUNT | {"container": "", "source": "nobody"},
+        root=tmp_path,
+    )
+    assert [mount["source"] for mount in mounts.wanted(each, (), container)] == found
+
+
+def test_the_command_filters_its_table_and_its_json(fake_control: FakeControlSocket) -> None:
+    fake_control.answer([MOUNT, MOUNT | {"state": "dead", "request_id": "5e6f"}])
+    output = run("mounts", "--config", fake_control.config, "--dead", "--json").output
+    assert [mount["request_id"] for mount in json.loads(output)] == ["5e6f"]
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--watch"], "--watch needs a terminal"),
+        (["--watch", "--json"], "--watch shows a table; it can't be combined with --json"),
+    ],
+)
+def test_watching_without_a_terminal_or_in_json_is_refused(
+    fake_control: FakeControlSocket, options: list[str], complaint: str
+) -> None:
+    result = run("mounts", "--config", fake_control.config, *options)
+    assert result.exit_code == 2
+    assert result.output.endswith(f"Error: {complaint}\n")
+
+
+# Completion
+
+
+def completed(config: Path, *line: str, typed: str) -> list[CompletionItem]:
+    """Return what click offers after that line."""
+    complete = ShellComplete(main.main, {}, "fusermount3-broker", "_X")
+    return complete.get_completions([*line[:1], "--config", str(config), *line[1:]], typed)
+
+
+def test_ids_are_completed_with_their_mountpoints(fake_control: FakeControlSocket) -> None:
+    fake_control.answer([MOUNT, MOUNT | {"request_id": "1aff", "mountpoint": "/b\n"}, MOUNT | {"request_id": "2222"}])
+    offered = completed(fake_control.config, "abort", typed="1A")
+    assert [(each.value, each.help) for each in offered] == [("1a2b3c4d", "/mnt/a b"), ("1aff", "/b\\n")]
+
+
+def test_an_id_that_is_on_the_line_is_not_offered_again(fake_control: FakeControlSocket) -> None:
+    fake_control.answer([MOUNT, MOUNT | {"request_id": "2222"}])
+    assert [each.value for each in completed(fake_control.config, "abort", "2222", typed="")] == ["1a2b3c4d"]
+
+
+def test_containers_are_completed(fake_control: FakeControlSocket) -> None:
+    fake_control.answer([MOUNT, MOUNT, MOUNT | {"container": "session-2.scope"}])
+    offered = completed(fake_control.config, "mounts", "--container", typed="ff")
+    assert [each.value for each in offered] == ["f" * 64]
+
+
+@pytest.mark.parametrize("answer", [b"", b"5", b"[5]", b"null", b'[{"request_id": 7}]', b'{"error": "x"}'])
+def test_where_no_broker_answers_in_form_nothing_is_offered(
+    fake_control: FakeControlSocket, answer: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fake_control.answer(answer)
+    assert completed(fake_control.config, "abort", typed="") == []
+    assert capfd.readouterr() == ("", "")
+
+
+def test_where_no_broker_runs_nothing_is_offered(fake_control: FakeControlSocket, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.toml"
+    bad.write_text("x = 1")
+    assert completed(fake_control.config, "abort", typed="") == []
+    assert completed(bad, "abort", typed="") == []
+    context = click.Context(main.main, resilient_parsing=True)
+    context.params["config_path"] = tmp_path / os.fsdecode(b"\xff")
+    assert completion.request_ids(context, click.Argument(["ids"]), "") == []
+
+
+# abort
+
+
+@pytest.mark.parametrize("typed", ["", "g", "3f6c0e52 3f6c0e53", "3f6c\n", "../x", "-", "\u0663", "0" * 33])
+def test_what_is_no_id_is_refused_with_a_reason_before_anything_is_aborted(
+    fake_control: FakeControlSocket, typed: str
+) -> None:
+    result = run("abort", "--config", fake_control.config, "1a2b", "--", typed)
+    assert result.exit_code == 1
+    assert result.output.startswith("Error: '")
+    assert "is no request ID, and none begins so: see fusermount3-broker mounts" in result.output
+    assert result.output.count("\n") == 1
+
+
+def test_abort_without_an_id_is_a_wrong_command_line(fake_control: FakeControlSocket) -> None:
+    result = run("abort", "--config", fake_control.config)
+    assert result.exit_code == 2
+    assert "Missing argument 'ID...'" in result.output
+
+
+def test_what_fails_does_not_keep_the_others_from_being_aborted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    answers = {"abort 1a": MOUNT, "abort 2b": {"error": "no live mount has the id '2b'"}, "abort 3c": MOUNT}
+    monkeypatch.setattr("fusermount3_broker.cli.control_client.ask", lambda _, command: answers[command])
+    (tmp_path / "broker.toml").touch()
+    result = run("abort", "--config", tmp_path / "broker.toml", "1A", "2b", "3c")
+    aborted = "aborted 1a2b3c4d: /mnt/a b, fuse.sshfs"
+    assert sorted(result.output.splitlines()) == ["Error: no live mount has the id '2b'", aborted, aborted]
+    assert result.exit_code == 1
