@@ -255,7 +255,7 @@ def test_who_aborts_what_is_not_there_is_told(broker: Broker, tmp_path: Path) ->
         (mounted,) = broker.mounts()
         os.close(device)
         unmount(broker, tmp_path)
-        for wanted in ("none", mounted["request_id"]):
+        for wanted in ("0" * 16, mounted["request_id"]):
             with pytest.raises(CommandFailed, match=f"no live mount has the id '{wanted}'"):
                 broker.ask("abort", wanted)
 
