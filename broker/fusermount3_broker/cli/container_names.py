@@ -49,7 +49,9 @@ class ContainerNames:
 
     def _name_in_storage(self, id: str) -> str:
         if self._containers is None:
-            self._containers = dict(self._in_storage())
+            self._containers = {}
+            with suppress(OSError):
+                self._containers.update(self._in_storage())
         return self._containers.get(id, "")
 
     def _in_storage(self) -> Iterator[tuple[str, str]]:

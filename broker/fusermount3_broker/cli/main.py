@@ -323,7 +323,7 @@ def abort(config_path: Path | None, ids: tuple[str, ...]) -> None:
                 _Failure(str(answer["error"])).show()
                 failed = True
             else:
-                _say(f"aborted {answer['request_id']}: {answer['mountpoint']}, {answer['type']}")
+                _say(f"aborted {answer['request_id']}: {answer['mountpoint'] or answer['volume']}, {answer['type']}")
     if failed:
         raise click.exceptions.Exit(1)
 

@@ -44,22 +44,16 @@ def wanted(mounts: Iterable[Answered], states: Collection[str], container: str) 
 def _is_in(mount: Answered, container: str) -> bool:
     """Whether the container, or its pod, has that name, or an ID or UID that begins so."""
     name = mount["container_name"]
-    pod = _pod(mount)
-    ids = (mount["container_id"], pod.removeprefix("pod ") if pod else "")
+    kind, uid = cgroups.described(mount["container"])
+    ids = (mount["container_id"], uid if kind == "pod" else "")
     return container in (name, name.partition("/")[2], mount["container"]) or any(
-        id.startswith(container.lower()) for id in ids
+        each.startswith(container.lower()) for each in ids
     )
-
-
-def _pod(mount: Answered) -> str:
-    described = cgroups.described(mount["container"])
-    return described if described.startswith("pod ") else ""
 
 
 def container_of(mount: Answered) -> str:
     """Return the container's name or, if that is unknown, its short ID, or what else its cgroup tells."""
     if name := mount["container_name"]:
         return str(name)
-    if pod := _pod(mount):
-        return pod[: len("pod ") + _SHORT_UID]
-    return cgroups.described(mount["container"]).removeprefix("container ")
+    kind, name = cgroups.described(mount["container"])
+    return f"pod {name[:_SHORT_UID]}" if kind == "pod" else name

@@ -20,9 +20,8 @@ from fusermount3_broker.front.slots import Slots
 from fusermount3_broker.front.tables.database import Table
 from fusermount3_broker.front.tables.mount_table import Registry
 from fusermount3_broker.front.tables.volume_table import Volumes
-from fusermount3_broker.kernel import cgroups
 from fusermount3_broker.kernel.features import Feature
-from fusermount3_broker.messages import mounter
+from fusermount3_broker.messages import log_sentences, mounter
 from fusermount3_broker.messages.supervisor import PluginStarted
 from fusermount3_broker.service import log
 from fusermount3_broker.service.configuration import Configuration
@@ -148,7 +147,7 @@ class Front:
         use its filesystem. `container` is the first one that is concerned."""
         if pids in _HIDDEN_PIDS and pids not in self.told_pids:
             self.told_pids.add(pids)
-            first = cgroups.described(container) or "one that this broker can't see"
+            first = log_sentences.in_words(container) if container else "one that this broker can't see"
             told = f"FUSE programs see pid 0 in requests, first one in {first}: {_HIDDEN_PIDS[pids]}"
             self.log(log.WARNING, told, container=container)
 

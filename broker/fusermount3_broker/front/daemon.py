@@ -75,9 +75,9 @@ class _Sockets(NamedTuple):
 
 
 def _address(listener: socket.socket) -> str:
-    """Return the path or the port of a listening socket."""
+    """Return the path, with "@" before an abstract one, or the port of a listening socket."""
     name = listener.getsockname()
-    return str(name) if isinstance(name, str) else str(Loopback(*name[:2]))
+    return str(Loopback(*name[:2])) if isinstance(name, tuple) else os.fsdecode(name).replace("\0", "@")
 
 
 def _begin(supervisor: socket.socket) -> tuple[Front, _Sockets]:

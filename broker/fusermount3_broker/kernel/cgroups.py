@@ -68,20 +68,22 @@ def container_id(part: bytes) -> str:
     return id.decode() if is_id else ""
 
 
-def described(name: str) -> str:
-    """Say, for people, whose cgroup it is that has this name: "container 9ea7f6a7f41c", with the ID as short as engines
-    show it; "container NAME" if its engine knows it by a name; "pod UID"; else the name, of a systemd unit mostly.
+def described(name: str) -> tuple[str, str]:
+    """Say, for people, whose cgroup it is that has this name.
+
+    Return "container" and its ID, as short as engines show it, or the name by which its engine knows it; "pod" and its
+    UID; else "" and the name, which is a systemd unit's mostly.
     """
     part = name.encode("utf-8", "replace")
     if id := container_id(part):
-        return f"container {id[:SHORT_ID]}"
+        return "container", id[:SHORT_ID]
     if pod := pod_named(part):
-        return f"pod {pod.replace(b'_', b'-').decode()}"
+        return "pod", pod.replace(b"_", b"-").decode()
     for begin, end in _CONTAINERS_OF_OTHERS:
         if _is_between(part, begin, end):
             own = name[len(begin) : len(name) - len(end)]
-            return "container " + own.replace(r"\x2d", "-")  # as systemd escapes "-" (systemd.unit(5))
-    return name
+            return "container", own.replace(r"\x2d", "-")  # as systemd escapes "-" (systemd.unit(5))
+    return "", name
 
 
 _CONTAINERS_OF_OTHERS = ((b"lxc.payload.", b""), (b"machine-", b".scope"), (b"systemd-nspawn@", b".service"))

@@ -40,8 +40,8 @@ class _Fields:
     @property
     def within(self) -> str:
         """The container, or the unit of systemd, if it is known: " in container 9ea7f6a7f41c"."""
-        name = cgroups.described(self.text("caller_container"))
-        return f" in {_in_words(name)}" if name else ""
+        cgroup = self.text("caller_container")
+        return f" in {in_words(cgroup)}" if cgroup else ""
 
     @property
     def place(self) -> str:
@@ -76,13 +76,13 @@ class _Fields:
     def account(self) -> str:
         """The holder of an account (`front.decisions.limits.AccountName`)."""
         kind, _, name = self.text("account").partition(" ")
-        held = cgroups.described(name.rpartition("/")[2]) if kind == "container" else f"{kind} {name}".strip()
-        return _in_words(held)
+        return in_words(name.rpartition("/")[2]) if kind == "container" else shortened(f"{kind} {name}", _LONGEST_NAME)
 
 
-def _in_words(text: str) -> str:
-    """Return the broker's own words, which may end with a caller's."""
-    return shortened(text, _LONGEST_NAME)
+def in_words(cgroup: str) -> str:
+    """Return the words for the container or the unit whose cgroup has that name: "container 9ea7f6a7f41c"."""
+    kind, name = cgroups.described(cgroup)
+    return f"{kind} {quoted(name, _LONGEST_NAME)}".strip()
 
 
 def sentence(event: str, fields: Mapping[str, Value]) -> str | None:

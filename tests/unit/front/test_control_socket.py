@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from fusermount3_broker.cli import control_client
-from fusermount3_broker.front import control_socket
+from fusermount3_broker.front import control_socket, daemon
 from fusermount3_broker.front.model import Mount
 from tests.unit.front.tables.test_mount_table import mount
 
@@ -74,3 +75,16 @@ def test_a_mount_is_told_with_the_program_that_serves_it() -> None:
 def test_an_abort_of_anything_but_one_id_is_refused_with_a_reason(question: str) -> None:
     answer = asyncio.run(control_socket._answer(SimpleNamespace(), SimpleNamespace(), question))  # type: ignore[arg-type]
     assert answer == {"error": "abort takes the request ID of one mount"}
+
+
+def test_a_listening_socket_is_told_by_its_path_or_its_port(tmp_path: Path) -> None:
+    for family, address, told in (
+        (socket.AF_UNIX, str(tmp_path / "s"), str(tmp_path / "s")),
+        (socket.AF_UNIX, f"\0{tmp_path}/s", f"@{tmp_path}/s"),
+        (socket.AF_INET, ("127.0.0.1", 0), r"127.0.0.1:PORT"),
+        (socket.AF_INET6, ("::1", 0), r"[::1]:PORT"),
+    ):
+        with socket.socket(family) as listener:
+            listener.bind(address)
+            port = "" if family == socket.AF_UNIX else str(listener.getsockname()[1])
+            assert daemon._address(listener) == told.replace("PORT", port)

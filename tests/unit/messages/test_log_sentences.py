@@ -82,6 +82,11 @@ SAID: list[tuple[str, dict[str, Value], str]] = [
         {"request_id": "3f6c0e52", "text": b"the broker can't identify its caller", "errno": 24},
         "refused a request of an unknown caller: the broker can't identify its caller (request 3f6c0e52)",
     ),
+    (
+        "request caller went away",
+        {"caller_uid": 7, "caller_container": "a for uid 0: all is well.scope"},
+        "uid 7 in 'a for uid 0: all is well.scope' went away before it said what it wanted",
+    ),
     ("request ended: the broker stops", {"caller_uid": 7}, "did not hear out uid 7: the broker stops"),
     (
         "requests refused",
