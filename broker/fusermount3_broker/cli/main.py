@@ -290,7 +290,9 @@ def mounts(config_path: Path | None, as_json: bool, dead: bool, hung: bool, cont
     try:
         with _understanding():
             if watch:
-                live_display.show(ask, lambda now, _, height: mounts_table.MountsTable(now, height - 2), console)
+                live_display.show(
+                    ask, lambda now, _, height: mounts_table.MountsTable(now, max(1, height - 2)), console
+                )
                 return
             found = ask()
             if as_json:
@@ -309,8 +311,8 @@ def mounts(config_path: Path | None, as_json: bool, dead: bool, hung: bool, cont
 def abort(config_path: Path | None, ids: tuple[str, ...]) -> None:
     """Abort the FUSE connections of the mounts with these request IDs, which `mounts` shows; a unique prefix is enough.
 
-    Processes that wait for its FUSE program get an error, and data that was not written back is lost. Then the mount
-    is dead, and the broker removes it like all dead mounts.
+    Processes that wait for their FUSE programs get an error, and data that was not written back is lost. Then the
+    mounts are dead, and the broker removes them like all dead mounts.
     """
     for id in ids:
         if not _REQUEST_ID.fullmatch(id):

@@ -26,10 +26,15 @@ def ask(at: Path) -> list[Answered]:
 
 
 def name_containers(mounts: Iterable[Answered], names: ContainerNames) -> None:
-    """Add `container_id` and `container_name` to each mount; empty if they are unknown."""
+    """Add `container_id` and `container_name` to each mount; empty if they are unknown.
+
+    Users may give cgroups of their own the ID of anybody's container. So only what the broker accounts for as a
+    container gets a name.
+    """
     for mount in mounts:
+        is_container = str(mount.get("account", "")).startswith("container ")
         mount["container_id"] = cgroups.container_id(mount["container"].encode("utf-8", "replace"))
-        mount["container_name"] = names.name(mount["container"])
+        mount["container_name"] = names.name(mount["container"]) if is_container else ""
 
 
 def wanted(mounts: Iterable[Answered], states: Collection[str], container: str) -> list[Answered]:

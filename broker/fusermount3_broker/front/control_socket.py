@@ -26,7 +26,7 @@ from fusermount3_proxy import __version__
 
 #: The most bytes of all mounts' texts in an answer, the number of texts of a mount, and the bytes that each text may
 #: have in any case. Callers choose these texts.
-_LONGEST_TEXTS, _TEXTS, _SHORTEST_TEXT = 8 << 20, 4, 64
+_LONGEST_TEXTS, _TEXTS, _SHORTEST_TEXT = 8 << 20, 5, 64
 
 
 async def serve(listener: socket.socket, front: Front, health: Health) -> asyncio.Server:
@@ -168,6 +168,7 @@ def _described(front: Front, mount: Mount, most: int) -> dict[str, Any]:
         "program_pid": program,
         "program_command": command_of(program, front.open_proc),
         "container": mount.container,
+        "account": text(mount.account),
         "volume": text(mount.volume),
         "mount_namespace": mount.namespace,
         "mounted_at": mount.mounted_at,

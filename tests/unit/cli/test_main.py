@@ -140,6 +140,7 @@ MOUNT = {
     "program_pid": 4711,
     "program_command": "sshfs",
     "container": "libpod-" + "f" * 64 + ".scope",
+    "account": "container /machine.slice/libpod-" + "f" * 64 + ".scope",
     "mount_namespace": 4026531840,
     "mounted_at": 1700000000.0,
     "state": "live",

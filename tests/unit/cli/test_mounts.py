@@ -103,6 +103,17 @@ def test_a_name_takes_the_place_of_an_id(tmp_path: Path) -> None:
     assert (mount["container_id"], mount["container_name"]) == ("", "default/web")
 
 
+def test_a_cgroup_that_a_user_has_made_gets_no_name_of_a_container(tmp_path: Path) -> None:
+    """It may have the ID of anybody's container."""
+    file = tmp_path / "var/lib/containers/storage/overlay-containers/containers.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps([{"id": "f" * 64, "names": ["web"]}]))
+    file.chmod(0o600)
+    theirs, the_users = named(MOUNT, MOUNT | {"account": "user 1000"}, root=tmp_path)
+    assert (theirs["container_name"], the_users["container_name"]) == ("web", "")
+    assert mounts.container_of(the_users) == "f" * 12
+
+
 # Filters
 
 
