@@ -119,11 +119,14 @@ STATUS = {
     "requests": {f"{ESCAPES} {ESCAPES}": 1},
     "latency": {ESCAPES: {"buckets": [[0.001, 0], [None, 0]], "seconds": 0}},
     "limits_hit": {ESCAPES: 1},
+    "sockets": {ESCAPES: [ESCAPES]},
     "volumes": 0,
     **{name: {"pid": 1, "rss_bytes": 1, "open_descriptors": 1, "restarts": 0} for name in ("front", "mounter")},
     "supervisor": {"pid": 1, "rss_bytes": 1},
 }
-NAMES = ("request_id", "mountpoint", "type", "source", "command", "container", "volume")
+NAMES = (
+    *("request_id", "mountpoint", "type", "source", "command", "program_command", "container", "account", "volume"),
+)
 MOUNT: dict[str, Any] = dict.fromkeys(NAMES, ESCAPES) | {"uid": 0, "pid": 0, "mounted_at": 1.0, "state": "live"}
 
 
@@ -180,9 +183,10 @@ def at_a_terminal(command: list[str | Path], keys: bytes = b"") -> bytes:
         (["health"], {"health": {"problem": ESCAPES}}),
         (["mounts"], {"mounts": [MOUNT]}),
         (["mounts", "--json"], {"mounts": [MOUNT]}),
+        (["mounts", "--watch"], {"mounts": [MOUNT]}),
         (["status", "--json"], {"status": STATUS}),
-        (["abort", "x"], {"abort": {"error": ESCAPES}}),
-        (["abort", "x"], {"abort": MOUNT}),
+        (["abort", "f"], {"abort": {"error": ESCAPES}}),
+        (["abort", "f"], {"abort": MOUNT}),
         (["top"], {"status": STATUS, "mounts": [MOUNT]}),
         (["top", "--once"], {"status": STATUS, "mounts": [MOUNT]}),
     ],
