@@ -240,7 +240,10 @@ def test_a_mount_that_is_refused_is_told_where_a_user_looks(cluster: Cluster) ->
     serving = starter(f"hello_ll -f -o blkdev {OWN_MOUNTPOINT}; sleep infinity")
     with cluster.kubelet.pod(pod([consumer(), serving])) as running:
         wait_until(lambda: "option blkdev is privileged" in running["starter"].logs())
-        assert any("option blkdev is privileged" in str(record) for record in cluster.broker.records())
+        refused = [each for each in cluster.broker.records("volume refused") if each["pod"] == running.uid]
+        place = f"{OWN_MOUNTPOINT} and on volume {running.handle(running.csi_volume())} of pod {running.uid}"
+        assert refused[0]["message"].startswith(f"refused to mount on {place} for uid ")
+        assert ": option blkdev is privileged (request " in refused[0]["message"]
         assert running["consumer"].fuse_mounts() == []
 
 
