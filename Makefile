@@ -83,12 +83,17 @@ build/static/%/fusermount3-proxy: $(SOURCES) | build-packages
 	PYTHON=$(PYTHON) packaging/static/foreign-libpython $* $(@D)/libpython
 	$(PYTHON) packaging/static/build.py --output $@ --arch $* --root $(@D)/libpython
 
+# First, before anything is built for a target that can't run.
+.PHONY: root
+root:
+	@[ "$$(id -u)" = 0 ] || { echo "make $(MAKECMDGOALS): needs root, as it runs a broker on this host: sudo make $(MAKECMDGOALS)" >&2; exit 1; }
+
 .PHONY: demo
-demo: venv static lab-packages  ## an unmodified sshfs mounts in an unprivileged container, told step by step
+demo: root venv static lab-packages  ## an unmodified sshfs mounts in an unprivileged container, told step by step
 	$(VENV)/bin/python -m tests.demo
 
 .PHONY: cluster cluster-down
-cluster: venv static lab-packages  ## a Kubernetes node with the driver of this working tree, told step by step; it runs on
+cluster: root venv static lab-packages  ## a Kubernetes node with the driver of this working tree, told step by step; it runs on
 	$(VENV)/bin/python -m tests.cluster up
 
 cluster-down: venv  ## end that node, and remove all of it
@@ -104,7 +109,7 @@ test-all: lint static lab-packages machine-packages  ## all tests, as CI runs th
 	$(VENV)/bin/python -m tests.machines --smoke
 
 .PHONY: test-cluster
-test-cluster: venv static lab-packages  ## the tests that need a Kubernetes node; `make test-all` runs them, too
+test-cluster: root venv static lab-packages  ## the tests that need a Kubernetes node; `make test-all` runs them, too
 	$(VENV)/bin/python -m pytest tests/cluster
 
 .PHONY: lint
@@ -114,16 +119,16 @@ lint: venv  ## ruff and mypy --strict
 	$(VENV)/bin/mypy
 
 .PHONY: bench
-bench: venv static lab-packages  ## what a mount costs beside the genuine fusermount3, into docs/performance.md; bounds under load
+bench: root venv static lab-packages  ## what a mount costs beside the genuine fusermount3, into docs/performance.md; bounds under load
 	$(VENV)/bin/python -m benchmarks --write
 
 MINUTES := 20
 .PHONY: soak
-soak: venv static lab-packages  ## MINUTES=20 of load with faults, each once, then at random; the report goes into docs/reliability.md
+soak: root venv static lab-packages  ## MINUTES=20 of load with faults, each once, then at random; the report goes into docs/reliability.md
 	$(VENV)/bin/python -m benchmarks.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) --write
 
 .PHONY: test-kernels
-test-kernels: venv static lab-packages machine-packages  ## the promises on other kernels, emulated: hours; the tables go into docs/compatibility.md
+test-kernels: root venv static lab-packages machine-packages  ## the promises on other kernels, emulated: hours; the tables go into docs/compatibility.md
 	$(VENV)/bin/python -m tests.machines
 	$(VENV)/bin/python -m tests.machines.report
 

@@ -5,6 +5,7 @@ Read in this order:
 - `cache`     results that are slow to make: made once, kept outside the checkout, and checked before each use;
 - `images`    container images out of Debian packages, which need no registry;
 - `podman`    containers as a user starts them: default capabilities, no /dev/fuse, no network;
+- `denied`    a command to which the kernel denies system calls;
 - `programs`  FUSE programs of the project's own, compiled from tests/programs;
 - `sshd`      the other end of sshfs;
 - `node`, `kubelet`, `cluster`   kubelet's handling of a pod, on a node of its own; `manifests` reads the pod, `csi`

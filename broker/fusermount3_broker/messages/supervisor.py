@@ -1,6 +1,6 @@
 """Messages between the supervisor and the front, and the mounter's only one: typed records, and nothing else.
 
-    mounter: MounterReady                                               when it serves
+    mounter: MounterReady or Failed
     supervisor: Begin, with the descriptors that the front works with   front: Ready or Failed
     supervisor: Configuration, with the file                            at any time then
     supervisor: SubordinateIds, with the files                          at any time then
@@ -79,7 +79,7 @@ class Ready(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The front can't start; `text` says why."""
+    """The front or the mounter can't start; `text` says why."""
 
     text: bytes
 

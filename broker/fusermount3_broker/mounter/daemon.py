@@ -99,8 +99,12 @@ def main(ends: list[socket.socket], max_requests: int, kubelet: int | None, left
     os.setgroups([])
     for each in (operations, own, plain):
         each.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-    opened = Descriptors(kubelet)
-    maker = locked_flags.Maker(opened.proc)
+    try:
+        opened = Descriptors(kubelet)
+        maker = locked_flags.Maker(opened.proc)
+    except OSError as error:
+        supervisor.send(orders.dump(orders.Failed(_why_not(error).encode())))
+        return
     os.fchdir(opened.proc)
     serves_plain = plain_calls.works(opened)
     ready = orders.MounterReady(locks_flags=not maker.forbidden, serves_plain_calls=serves_plain)
@@ -137,6 +141,19 @@ def main(ends: list[socket.socket], max_requests: int, kubelet: int | None, left
             opened.cell.close()
 
     worker_pool.Parent(pools, left, serve, with_cell).run()
+
+
+#: Options of a container engine, whose profiles forbid mounts.
+_UNCONFINED = "--security-opt=seccomp=unconfined --security-opt=apparmor=unconfined --security-opt=label=disable"
+
+
+def _why_not(error: OSError) -> str:
+    """Return why the mounter can't start, and what to do."""
+    if error.errno == errno.ENODEV:  # of fusectl
+        return "this kernel has no FUSE: modprobe fuse"
+    if error.errno in (errno.EPERM, errno.EACCES, errno.ENOSYS):
+        return f"the mounter may not mount: {os.strerror(error.errno)}; a container of the broker needs {_UNCONFINED}"
+    return f"the mounter can't start: {error.strerror or error}"
 
 
 def _forbid_ptrace() -> None:

@@ -5,5 +5,6 @@ nothing from callers or kubelet, and from the other processes only whether they 
 that must outlive them: listening sockets, the sockets between the processes, kubelet's directory.
 
 Read `daemon` first, then `processes` (the three processes, and the descriptors and arguments of each), `restarts`
-(pauses between starts, failed starts) and `orphans` (children that a killed mounter leaves behind).
+(pauses between starts, failed starts), `orphans` (children that a killed mounter leaves behind) and `privilege`
+(what to tell who starts the broker without its rights).
 """

@@ -25,7 +25,7 @@ from fusermount3_broker.messages.csi_settings import Csi
 from fusermount3_broker.service import configuration_file, listening_sockets, log, sandbox, state_directory
 from fusermount3_broker.service.configuration import Configuration, Socket
 from fusermount3_broker.service.configuration_file import ConfigurationError
-from fusermount3_broker.supervisor import orphans
+from fusermount3_broker.supervisor import orphans, privilege
 from fusermount3_broker.supervisor.processes import Front, Mounter, Plugin
 from fusermount3_broker.supervisor.restarts import Backoff, NotBegun
 
@@ -56,6 +56,8 @@ def serve(
     """
     if problem := features.too_old():
         raise UnsupportedKernel(problem)
+    if problem := privilege.problem(front_has_account=sandbox.user() is not None):
+        raise StartError(problem)
     path = path.absolute() if path else None  # callers see it, and have other working directories
     configuration = configuration_file.load(path)
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)

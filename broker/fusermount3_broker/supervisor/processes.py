@@ -76,15 +76,16 @@ class Mounter:
                         "fusermount3_broker.mounter.daemon", *descriptors, arguments=arguments
                     )
                 ours.settimeout(_PATIENCE)
+                said = None
                 with suppress(OSError, wire.ProtocolError):
-                    said, roots, _, _ = socket.recv_fds(ours, wire.MAX_MESSAGE, 2)
-                    ready = orders.load(said)
-                    if isinstance(ready, orders.MounterReady) and roots:
-                        self.locks_flags, self._serves_plain_calls = ready
+                    record, roots, _, _ = socket.recv_fds(ours, wire.MAX_MESSAGE, 2)
+                    said = orders.load(record)
+                    if isinstance(said, orders.MounterReady) and roots:
+                        self.locks_flags, self._serves_plain_calls = said
                         self._keep(roots)
                         self.pauses.forget()
                         return
-            raise restarts.not_begun("mounter", self._process)
+            raise _failure("mounter", self._process, said)
 
     def _keep(self, roots: list[int]) -> None:
         """Keep the roots from the first mounter, and close those from later ones, which are equivalent."""
@@ -178,10 +179,7 @@ class Front:
             said = None
         if isinstance(said, orders.Ready):
             return
-        failure = restarts.not_begun("front", process)
-        if isinstance(said, orders.Failed):
-            raise NotBegun(said.text.decode("utf-8", "replace"), killed=False)
-        raise failure
+        raise _failure("front", process, said)
 
     @staticmethod
     def _first_word(conversation: socket.socket) -> bytes:
@@ -297,6 +295,14 @@ class Plugin:
         self._own_end.close()
         if self._process:
             restarts.wait_for(self._process, _PATIENCE)
+
+
+def _failure(name: str, process: subprocess.Popen[bytes], said: orders.Order | None) -> NotBegun:
+    """End a process that does not serve; return the exception to raise: what it said itself, if it did."""
+    failure = restarts.not_begun(name, process)
+    if isinstance(said, orders.Failed):
+        return NotBegun(said.text.decode("utf-8", "replace"), killed=False)
+    return failure
 
 
 def _contents_of(paths: Sequence[Path]) -> tuple[bytes, ...]:

@@ -34,10 +34,10 @@ _PLACE = re.compile(r"%[-0-9.]*[a-z]")
 _WORDS = re.compile(r"[A-Za-z]{2}\S* \S*[a-z]{2}")
 
 #: Calls and variables whose strings are not messages: help and SQL statements, the output of `status`, `top` and `-V`,
-#: names of system calls, and what a kernel lacks (docs/compatibility.md lists that).
+#: names of system calls, options of container engines, and what a kernel lacks (docs/compatibility.md lists that).
 NO_MESSAGES = {
     *("option", "execute", "Form", "echo", "_say", "_table", "Text", "strftime", "AccountName", "choose_encoder"),
-    *("content_type", "USAGE", "_SYSTEM_CALLS", "_SYSTEM_CALLS_OF_GRPC", "Feature"),
+    *("content_type", "USAGE", "_SYSTEM_CALLS", "_SYSTEM_CALLS_OF_GRPC", "Feature", "_OPTIONS", "_UNCONFINED"),
 }
 #: The version lines, and the form in which the proxy prints a refusal.
 OUTPUT = {

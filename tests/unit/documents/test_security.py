@@ -9,6 +9,7 @@ import pytest
 
 from fusermount3_broker.kernel import syscalls
 from fusermount3_broker.mounter import daemon
+from fusermount3_broker.supervisor import privilege
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/security.md").read_text()
@@ -35,6 +36,12 @@ def test_a_test_that_holds_a_promise_exists(file: str, name: str) -> None:
 @pytest.mark.parametrize("setting", ["CapabilityBoundingSet", "AmbientCapabilities"])
 def test_the_unit_gives_what_the_mounter_needs(setting: str) -> None:
     assert capabilities_of_the_unit(setting) == {NAMES[each] for each in daemon.CAPABILITIES}
+
+
+def test_the_broker_does_not_start_without_what_the_mounter_needs() -> None:
+    needed = {f"CAP_{name}": number for name, number in privilege.OF_THE_MOUNTER.items()}
+    assert {NAMES[number] for number in needed.values()} == set(needed)
+    assert set(needed.values()) == set(daemon.CAPABILITIES) - {syscalls.CAP_MKNOD}
 
 
 def test_each_capability_is_explained() -> None:
