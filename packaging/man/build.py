@@ -79,6 +79,7 @@ def entries(lines: list[str]) -> Iterator[Entry]:
     prose: list[str] = []
     toml: list[str] = []
     for line in lines:
+        line = line.removeprefix("#") if line.startswith("#[") else line  # the header of a table
         is_prose = re.match(r"# \S", line) is not None
         if toml and (is_prose or not line or line.startswith("[")):
             yield Entry(prose, toml)

@@ -73,10 +73,14 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for pr
 
 
 class _Failure(click.ClickException):
-    """The command fails; the message may quote untrusted text."""
+    """The command fails, with a line for each message; they may quote untrusted text."""
+
+    def __init__(self, *messages: str) -> None:
+        super().__init__("; ".join(messages))
+        self._messages = messages
 
     def format_message(self) -> str:
-        return visible(self.message)
+        return "\n".join(map(visible, self._messages))
 
 
 class _Unavailable(_Failure):
@@ -162,16 +166,27 @@ def _serve(
         daemon.serve(config_path, socket_paths, log_format, csi)
     except daemon.UnsupportedKernel as error:
         raise _Unavailable(str(error)) from None
-    except (daemon.StartError, configuration_file.ConfigurationError) as error:
+    except configuration_file.ConfigurationError as error:
+        raise _Failure(*error.args) from None
+    except daemon.StartError as error:
         raise _Failure(str(error)) from None
 
 
 @main.command("check-config")
-@click.argument("file", type=click.Path(path_type=Path), default=configuration_file.DEFAULT_PATH)
-def check_config(file: Path) -> None:
-    """Check FILE as `serve` would read it."""
-    _load(file)
-    _say(f"{file}: good")
+@click.argument("file", type=click.Path(path_type=Path), required=False)
+@click.option("--reload", "reloads", is_flag=True, help="Check only whether a running broker would load it.")
+def check_config(file: Path | None, reloads: bool) -> None:
+    """Check whether `serve` could start with FILE, and report all mistakes with their lines.
+
+    FILE is /etc/fusermount3-broker.toml if none is given.
+    """
+    from fusermount3_broker.service import start_checks
+
+    found = _load(file, None if reloads else start_checks.mistakes)
+    file = file or configuration_file.DEFAULT_PATH
+    _say(f"{file}: good" if file.exists() else f"{file} does not exist: the defaults apply")
+    for note in [] if reloads else start_checks.notes(found):
+        _say(f"{file}: note: {note}")
 
 
 @main.command()
@@ -445,11 +460,11 @@ def _console() -> "Console":
     return console
 
 
-def _load(path: Path | None) -> configuration.Configuration:
+def _load(path: Path | None, check: configuration_file.Check | None = None) -> configuration.Configuration:
     try:
-        return configuration_file.load(path)
+        return configuration_file.load(path, check)
     except configuration_file.ConfigurationError as error:
-        raise _Failure(str(error)) from None
+        raise _Failure(*error.args) from None
 
 
 def _ask(config_path: Path | None, command: str) -> Any:

@@ -6,6 +6,7 @@ the next broker need not wait for it. The supervisor handles signals.
 """
 
 import asyncio
+import math
 import os
 import resource
 import signal
@@ -128,8 +129,14 @@ def _limit_connections(front: Front, descriptors: int) -> None:
     own = _DESCRIPTORS_OWN + (0 if front.volumes is None else _DESCRIPTORS_OF_VOLUMES)
     front.serving.most_pidfds = descriptors // _SHARE_OF_PROGRAMS
     connections = max(1, (descriptors - own - front.serving.most_pidfds) // _DESCRIPTORS_EACH)
-    if connections < front.configuration.max_connections:
-        front.log(log.WARNING, f"no more than {connections} connections: there are only {descriptors} descriptors")
+    wanted = front.configuration.max_connections
+    if connections < wanted:
+        enough = math.ceil((wanted * _DESCRIPTORS_EACH + own) / (1 - 1 / _SHARE_OF_PROGRAMS))
+        front.log(
+            log.WARNING,
+            f"no more than {connections} connections, and not max_connections = {wanted}: there are only {descriptors} "
+            f"descriptors; LimitNOFILE={enough}, or --ulimit=nofile={enough} of a container engine, is enough",
+        )
         front.accounts = Accounts(connections)
 
 

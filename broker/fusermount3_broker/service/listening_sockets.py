@@ -36,7 +36,11 @@ FUSECTL = "fusectl"
 
 
 class SocketError(Exception):
-    """A socket can't be made or used; the message names it."""
+    """A socket can't be made or used; the message names it. `errno`: the kernel's reason, 0 if there is none."""
+
+    def __init__(self, text: str, errno: int | None = 0) -> None:
+        super().__init__(text)
+        self.errno = errno or 0
 
 
 @dataclass
@@ -154,7 +158,8 @@ def listening_for_metrics(address: Path | Loopback) -> Iterator[socket.socket]:
         listener = socket.create_server((address.host, address.port), family=family, backlog=METRICS_BACKLOG)
     except OSError as error:
         hint = "; see fusermount3-broker-metrics.socket" if error.errno == errno.EAFNOSUPPORT else ""
-        raise SocketError(f"{address}: {error.strerror}{hint}") from None
+        reason = os.strerror(error.errno) if error.errno else error  # without what create_server adds
+        raise SocketError(f"{address}: {reason}{hint}", error.errno) from None
     with listener:
         yield listener
 

@@ -61,7 +61,37 @@ def test_a_bad_configuration_is_told_in_one_line(tmp_path: Path, text: str, comp
     file = tmp_path / "broker.toml"
     file.write_text(text)
     result = run("check-config", file)
-    assert (result.exit_code, result.output) == (1, f"Error: {file}: {complaint}\n")
+    assert (result.exit_code, result.output) == (1, f"Error: {file}:1: {complaint}\n")
+
+
+def test_all_mistakes_are_told_each_in_a_line(tmp_path: Path) -> None:
+    file = tmp_path / "broker.toml"
+    file.write_text("mount_max = 'x'\nhung_seconds = -1")
+    assert run("check-config", file).output == (
+        f"Error: {file}:1: 'mount_max' must be a whole number, not 'x'\n"
+        f"{file}:2: 'hung_seconds' must be between 0 and 1000000, not -1\n"
+    )
+
+
+def test_what_only_a_start_would_find_does_not_keep_a_running_broker_from_loading_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "broker.toml"
+    file.write_text(f"control_socket = '{file}'")
+    result = run("check-config", file)
+    assert (result.exit_code, result.output) == (1, f"Error: {file}:1: 'control_socket': '{file}' is not a socket\n")
+    assert run("check-config", "--reload", file).output == f"{file}: good\n"
+
+
+def test_a_reload_is_checked_first() -> None:
+    """systemd.service(5): if a command of ExecReload= fails, the next is not executed, and the reload fails."""
+    service = (ROOT / "packaging/systemd/fusermount3-broker.service").read_text()
+    reload = [line.partition("=")[2] for line in service.splitlines() if line.startswith("ExecReload=")]
+    assert reload == ["/usr/bin/fusermount3-broker check-config --reload", "kill -HUP $MAINPID"]
+
+
+def test_without_a_file_the_defaults_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusermount3_broker.service.configuration_file.DEFAULT_PATH", tmp_path / "none.toml")
+    result = run("check-config", "--reload")
+    assert (result.exit_code, result.output) == (0, f"{tmp_path}/none.toml does not exist: the defaults apply\n")
 
 
 def test_a_configuration_that_is_missing_is_told(tmp_path: Path) -> None:
@@ -75,7 +105,7 @@ def test_serving_with_a_bad_configuration_fails_in_one_line(tmp_path: Path) -> N
     file.write_text("nonsense = 1")
     result = run("serve", "--config", file)
     assert result.exit_code == 1
-    assert result.output.startswith(f"Error: {file}: unknown key 'nonsense'")
+    assert result.output.startswith(f"Error: {file}:1: unknown key 'nonsense'")
     assert result.output.count("\n") == 1
 
 
@@ -309,7 +339,7 @@ def test_a_bad_configuration_is_told_by_every_command(tmp_path: Path) -> None:
     ]
     for command in commands:
         result = command()
-        assert (result.exit_code, result.output.partition(", ")[0]) == (1, f"Error: {file}: unknown key 'x'")
+        assert (result.exit_code, result.output.partition(", ")[0]) == (1, f"Error: {file}:1: unknown key 'x'")
 
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\r\u202e"

@@ -37,5 +37,8 @@ def test_the_example_has_every_key_and_no_other() -> None:
     assert [set(each) for each in table["socket"]] == [keys_of(Socket)]
 
 
-def test_no_key_of_the_example_is_set() -> None:
-    assert tomllib.loads(EXAMPLE.read_text()) == {"deadlines": {}, "limits": {}, "socket": [{}]}
+def test_the_example_sets_nothing_and_begins_no_table_so_that_a_key_may_be_appended(tmp_path: Path) -> None:
+    assert tomllib.loads(EXAMPLE.read_text()) == {}
+    file = tmp_path / "broker.toml"
+    file.write_text(EXAMPLE.read_text() + "mount_max = 7\n[limits]\nburst = 8\n")
+    assert load(file) == dataclasses.replace(Configuration(), mount_max=7, limits=Limits(burst=8), source=bytes(file))

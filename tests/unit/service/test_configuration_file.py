@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from fusermount3_broker.service import configuration_file
 from fusermount3_broker.service.configuration import FILESYSTEMS, Configuration, Deadlines, Limits, Loopback, Socket
-from fusermount3_broker.service.configuration_file import ConfigurationError
+from fusermount3_broker.service.configuration_file import MOST_MISTAKES, ConfigurationError
 
 
 def load(directory: Path, text: str | bytes) -> Configuration:
@@ -20,14 +21,23 @@ def load(directory: Path, text: str | bytes) -> Configuration:
 
 
 def mistake(directory: Path, text: str | bytes) -> str:
-    """Return the error that a file with `text` causes, without the file's name."""
+    """Return the only error that a file with `text` causes, without the file's name and the line."""
+    (told,) = mistakes(directory, text)
+    return told.partition(": ")[2]
+
+
+def mistakes(directory: Path, text: str | bytes) -> tuple[str, ...]:
+    """Return the errors that a file with `text` causes, each with the line if it is known."""
     with pytest.raises(ConfigurationError) as caught:
         load(directory, text)
-    file, colon, rest = str(caught.value).partition(": ")
-    assert file == str(directory / "broker.toml")
-    assert colon
-    assert "\n" not in rest
-    return rest
+    told: tuple[str, ...] = caught.value.args
+    assert "; ".join(told) == str(caught.value)
+    for each in told:
+        file, colon, rest = each.partition(": ")
+        assert re.fullmatch(re.escape(str(directory / "broker.toml")) + "(:[1-9][0-9]*)?", file)
+        assert colon
+        assert "\n" not in rest
+    return tuple(each.removeprefix(str(directory)) for each in told)
 
 
 def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
@@ -356,3 +366,60 @@ def test_two_sockets_with_one_path_are_told(tmp_path: Path, text: str, expected:
 def test_a_string_with_a_nul_byte_is_told(tmp_path: Path, key: str) -> None:
     told = mistake(tmp_path, f'[[socket]]\n{key} = "a\\u0000b"')
     assert told == f"'socket.{key}' must be a string without NUL bytes"
+
+
+ALL_AT_ONCE = """# A comment
+mount_max = 2000000
+mountpoint_filesystems = [  # over
+  "ext",
+  "btrf",
+]
+metrics = "0.0.0.0:9467"
+deadlines.unmount = 0
+
+[limits]
+mounts = "many"
+mount_max = 5
+
+[[socket]]
+path = "/run/a"
+[[socket]]
+path = "/run/a"
+owner = "no-such-account"
+"""
+
+
+def test_all_mistakes_are_told_at_once_with_their_lines(tmp_path: Path) -> None:
+    told = [each.partition(" not ")[0] for each in mistakes(tmp_path, ALL_AT_ONCE)]
+    assert told == [
+        "/broker.toml:2: 'mount_max' must be between -1 and 1000000,",
+        "/broker.toml:3: 'mountpoint_filesystems': unknown filesystem 'btrf', did you mean 'btrfs'?",
+        """/broker.toml:7: 'metrics' must be an absolute path, "127.0.0.1:PORT" or "[::1]:PORT",""",
+        "/broker.toml:8: 'deadlines.unmount' must be between 1 and 1000000,",
+        "/broker.toml:11: 'limits.mounts' must be a whole number,",
+        "/broker.toml:12: unknown key 'limits.mount_max': 'mount_max' belongs above the first line in brackets,"
+        " such as [limits]",
+        "/broker.toml:17: 'socket.path' is the path of another socket, too, 'socket.path': '/run/a'",
+        "/broker.toml:18: 'socket.owner': there is no user 'no-such-account'",
+    ]
+
+
+def test_of_very_many_mistakes_the_first_are_told(tmp_path: Path) -> None:
+    told = mistakes(tmp_path, "".join(f"x{number} = 1\n" for number in range(1000)))
+    assert [each.split(":")[1] for each in told] == [str(line) for line in range(1, MOST_MISTAKES + 1)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("request = 1", "unknown key 'request': 'request' belongs below a line [deadlines]"),
+        ("mounts = 1", "unknown key 'mounts': 'mounts' belongs below a line [limits]"),
+        ("[limits]\nmode = '0600'", "unknown key 'limits.mode': 'mode' belongs below a line [[socket]]"),
+        (
+            "[[socket]]\nmount_max = 5",
+            "unknown key 'socket.mount_max': 'mount_max' belongs above the first line in brackets, such as [[socket]]",
+        ),
+    ],
+)
+def test_a_key_of_another_table_is_told_with_where_it_belongs(tmp_path: Path, text: str, expected: str) -> None:
+    assert mistake(tmp_path, text) == expected
