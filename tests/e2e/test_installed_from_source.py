@@ -118,6 +118,21 @@ def test_a_changed_configuration_is_loaded(machine: Machine) -> None:
     assert "too many FUSE filesystems mounted; mount_max=N can be set in /etc/fusermount3-broker.toml" in refused.stderr
 
 
+def test_a_mistake_fails_the_reload_and_the_service_goes_on(machine: Machine) -> None:
+    machine.run("systemctl", "start", SERVICE)
+    machine.run("cp", CONFIGURATION, "/tmp/configuration")
+    try:
+        machine.run("sh", "-c", f"sed -i 's/^.*mount_max = .*/mount_max = 1000/; $ a requests = 1' {CONFIGURATION}")
+        reload = machine.container.exec(["systemctl", "reload", SERVICE], check=False)
+        assert reload.returncode == 1
+        assert "fusermount3-broker.toml" in machine.run("journalctl", "--output=cat", f"--unit={SERVICE}")
+        assert "unknown key 'requests'" in machine.run("journalctl", "--output=cat", f"--unit={SERVICE}")
+        machine.run("systemctl", "is-active", SERVICE)
+    finally:
+        machine.run("mv", "/tmp/configuration", CONFIGURATION)
+    machine.run("systemctl", "reload", SERVICE)
+
+
 def test_the_log_is_found_by_what_a_user_was_told_and_says_what_the_page_shows(machine: Machine) -> None:
     machine.run("rm", "-f", CONFIGURATION)
     machine.run("systemctl", "restart", SERVICE)
