@@ -38,7 +38,7 @@ from sys import byteorder, maxsize
 from time import monotonic, sleep
 
 from fusermount3_proxy import wire
-from fusermount3_proxy.failure import Failure, reason, say
+from fusermount3_proxy.failure import Failure, in_seconds, reason, say
 
 # For the type checker only: `typing` is a library, and this interpreter has none.
 TYPE_CHECKING = False
@@ -119,7 +119,7 @@ def ask(
             if error.errno not in _NOT_YET:
                 raise Failure(b"broker at %b: %b" % (path, reason(error))) from None
             if monotonic() + pause > give_up:
-                waited = b"waited %g seconds for it" % patience
+                waited = b"waited %b for it" % in_seconds(patience)
                 raise Failure(b"no broker at %b: %b, %b" % (path, reason(error), waited)) from None
         connection, is_sent = None, False
         sleep(pause)

@@ -24,6 +24,11 @@ def reason(error: OSError | MemoryError) -> bytes:
     return (strerror(error.errno) if error.errno else str(error)).encode()
 
 
+def in_seconds(number: float) -> bytes:
+    """Return a time as people write it: ``1 second``, ``2.5 seconds``."""
+    return b"%g second" % number if number == 1 else b"%g seconds" % number
+
+
 def say(stream: int, text: bytes) -> None:
     """Write `text`; ignore a stream that is closed or full."""
     try:

@@ -32,7 +32,7 @@ from posix import (
 from time import monotonic, sleep
 
 from fusermount3_proxy import arguments
-from fusermount3_proxy.failure import Failure, reason, say
+from fusermount3_proxy.failure import Failure, in_seconds, reason, say
 
 # For the type checker only.
 TYPE_CHECKING = False
@@ -94,7 +94,7 @@ def wait(path: bytes, timeout: float, tell: "Callable[[bytes], None]") -> None:
     give_up = monotonic() + timeout
     while problem := _look(path, min(max(give_up - monotonic(), ANSWER), LONGEST_LOOK), tell):
         if monotonic() + PAUSE > give_up:
-            waited = b", waited %g seconds" % timeout if timeout else b""
+            waited = b", waited %b" % in_seconds(timeout) if timeout else b""
             raise Failure(b"%b: %b%b" % (path, problem, waited))
         if monotonic() >= late:
             tell(b"%b: %b" % (path, problem))

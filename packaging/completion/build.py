@@ -22,6 +22,8 @@ if [[ $zsh_eval_context[-1] == loadautofunc ]]; then
     {FUNCTION} "$@"
 fi
 """
+#: For fish, a completion is "KIND,WORD<TAB>HELP", and help has commas, too. Releases of click cut it at each of them.
+CUT_AT_COMMAS, CUT_AT_FIRST_COMMA = 'string split "," $completion', 'string split --max 1 "," $completion'
 
 
 def script(shell: str) -> str:
@@ -29,6 +31,7 @@ def script(shell: str) -> str:
     kind = get_completion_class(shell)
     assert kind is not None, f"click knows no {shell}"
     source = kind(cli.main, {}, PROGRAM, "_FUSERMOUNT3_BROKER_COMPLETE").source()
+    source = source.replace(CUT_AT_COMMAS, CUT_AT_FIRST_COMMA)
     if shell == "zsh" and "loadautofunc" not in source:
         source += COMPLETE_AT_ONCE
     return source

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from fusermount3_broker.cli import main
 from fusermount3_proxy import commandline
 
 if TYPE_CHECKING:
@@ -62,6 +63,12 @@ def test_fish(installed: Machine, typed: str, offered: str) -> None:
     said = installed.run("fish", "--command", "complete --do-complete $argv[1]", typed)
     assert offered in [line.partition("\t")[0].rstrip("/") for line in said.stdout.splitlines()]
     assert said.stderr == ""
+
+
+def test_fish_shows_the_whole_summary_of_a_command(installed: Machine) -> None:
+    said = installed.run("fish", "--command", "complete --do-complete $argv[1]", "fusermount3-broker cs")
+    assert said.stdout == f"csi\t{main.csi.short_help}\n"
+    assert "," in said.stdout
 
 
 @pytest.mark.parametrize(("typed", "offered"), TYPED)

@@ -107,7 +107,16 @@ def _understanding() -> Iterator[None]:
         raise _Failure("the broker's answer is malformed") from None
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Group(click.Group):
+    """Commands, each summarized by the first sentence of its help; click would cut that to the rest of a line."""
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        if cmd.help and not cmd.short_help:
+            cmd.short_help = re.split(r"(?<=\.)\s", re.sub(r"\s+", " ", cmd.help.strip()))[0]
+        super().add_command(cmd, name)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def main() -> None:
     """Mount FUSE filesystems for containers that must not mount by themselves."""
@@ -408,7 +417,7 @@ def device_plugin(
     grpc_server.run(serve)
 
 
-@main.group()
+@main.group(cls=_Group)
 def cdi() -> None:
     """Have container engines give containers the proxy and the socket (Container Device Interface)."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 import threading
 from collections.abc import Callable
@@ -134,6 +135,16 @@ def test_help_lists_the_commands(option: str) -> None:
     output = run(option).output
     for command in ("serve", "check-config", "status", "mounts", "top"):
         assert command in output
+
+
+@pytest.mark.parametrize("group", [[], ["cdi"]])
+def test_help_cuts_no_summary(group: list[str]) -> None:
+    output = run(*group, "--help").output
+    summaries = re.sub(r"\s+", " ", output.partition("Commands:")[2])
+    assert "..." not in summaries
+    assert (
+        group or "csi Run the broker as `serve` does, and the CSI node plugin, which publishes volumes for" in summaries
+    )
 
 
 # status and mounts

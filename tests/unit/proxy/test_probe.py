@@ -93,6 +93,26 @@ def test_it_looks_again_until_the_time_is_over(
     assert looks.read_text() == "x" * (1 + 4)
 
 
+def test_one_second_is_singular(state: Callable[[Callable[[], bytes]], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeClock(monkeypatch, probe)
+    state(lambda: b"not yet")
+    assert failure(timeout=1) == "/mnt: not yet, waited 1 second"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [b"--wait-mounted", b"-h"],
+        [b"--wait-mounted", b"--help"],
+        [b"-h", b"--wait-mounted"],
+        [b"--wait-mounted", b"/mnt", b"--timeout", b"-h"],
+    ],
+)
+def test_help_is_told_wherever_it_is_asked_for(words: list[bytes], capfd: pytest.CaptureFixture[str]) -> None:
+    assert probe.main(b"fusermount3-proxy", words) == 0
+    assert capfd.readouterr() == (probe.USAGE.decode(), "")
+
+
 def test_it_ends_as_soon_as_it_is_there(state: Callable[[Callable[[], bytes]], None], tmp_path: Path) -> None:
     def second_time() -> bytes:
         if (tmp_path / "looked").exists():
