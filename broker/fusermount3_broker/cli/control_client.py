@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from fusermount3_broker.kernel import error_texts
+
 #: The most bytes of an answer, and the seconds that one may take. A compromised front may send anything, for as long as
 #: it likes.
 LONGEST_ANSWER, PATIENCE = 64 << 20, 10.0
@@ -31,7 +33,7 @@ def ask(path: Path, command: str) -> Any:
             connection.sendall(command.encode() + b"\n")
             return json.loads(_all_of(connection, time.monotonic() + PATIENCE))
     except (OSError, ValueError) as error:
-        raise NotRunning(f"no broker answers at {path}: {error}") from None
+        raise NotRunning(f"no broker answers at {path}: {error_texts.of(error)}") from None
     except RecursionError:
         raise NotRunning(f"no broker answers at {path}: an answer that is nested too deeply") from None
 

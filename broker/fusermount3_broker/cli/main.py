@@ -434,6 +434,7 @@ def generate(output: Path | None, proxy: Path, socket: Path, device_node: bool) 
     image mount through the broker.
     """
     from fusermount3_broker.injection import cdi
+    from fusermount3_broker.kernel import error_texts
 
     try:
         text = cdi.specification_for(proxy, socket, device_node=device_node)
@@ -442,7 +443,7 @@ def generate(output: Path | None, proxy: Path, socket: Path, device_node: bool) 
             return
         _write(output, text)
     except (cdi.InjectionError, OSError) as error:
-        raise _Failure(str(error)) from None
+        raise _Failure(error_texts.of(error)) from None
 
 
 def _write(output: Path, text: str) -> None:

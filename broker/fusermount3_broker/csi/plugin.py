@@ -23,7 +23,7 @@ from google.protobuf.wrappers_pb2 import BoolValue
 
 from fusermount3_broker.csi import csi_pb2, volume_requests
 from fusermount3_broker.csi.csi_pb2 import NodeServiceCapability
-from fusermount3_broker.kernel import syscalls
+from fusermount3_broker.kernel import error_texts, syscalls
 from fusermount3_broker.messages import csi, csi_settings
 from fusermount3_broker.messages.csi import Answer, Question
 from fusermount3_broker.messages.csi_settings import Settings, SettingsError
@@ -308,7 +308,7 @@ def main(arguments: list[str]) -> int:
             write_log(log.WARNING, f"the sandbox of the CSI plugin is incomplete; missing: {missing}")
         asyncio.run(_serve(connection, checked, write_log))
     except (SettingsError, OSError) as error:
-        write_log(log.ERROR, f"the CSI plugin can't serve: {error}")
+        write_log(log.ERROR, f"the CSI plugin can't serve: {error_texts.of(error)}")
         return 1
     return 0
 

@@ -19,6 +19,7 @@ from fusermount3_broker.front.decisions.limits import GONE, Account, LimitReache
 from fusermount3_broker.front.mounter_client import MounterFailed, Operation
 from fusermount3_broker.front.peer import Peer, command_of, identify
 from fusermount3_broker.front.slots import Slots
+from fusermount3_broker.kernel import error_texts
 from fusermount3_broker.messages import mounter
 from fusermount3_broker.messages.refusal import Refusal
 from fusermount3_broker.service import log
@@ -60,7 +61,9 @@ class CallerConnection:
         try:
             peer = identify(self._channel.socket, self._front.open_proc, self._front.subordinates)
         except OSError as error:  # no descriptors left, for example
-            raise Refusal(error.errno or EIO, f"the broker can't identify its caller: {error}".encode()) from None
+            raise Refusal(
+                error.errno or EIO, f"the broker can't identify its caller: {error_texts.of(error)}".encode()
+            ) from None
         self.held.callback(os.close, peer.pidfd)
         self._account_name = peer.account
         accounts = self._front.accounts

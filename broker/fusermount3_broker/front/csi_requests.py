@@ -13,6 +13,7 @@ from fusermount3_broker.front.context import Front
 from fusermount3_broker.front.health import Health
 from fusermount3_broker.front.model import Volume
 from fusermount3_broker.front.published_volumes import Publications, PublishedOtherwise
+from fusermount3_broker.kernel import error_texts
 from fusermount3_broker.messages import csi
 from fusermount3_broker.messages.csi import (
     ALREADY_EXISTS,
@@ -165,7 +166,7 @@ class RequestHandler:
             try:
                 await asyncio.get_running_loop().sock_sendall(self._channel.socket, csi.dump(record))
             except OSError as error:
-                self._front.log(log.ERROR, f"can't answer the CSI plugin: {error}")
+                self._front.log(log.ERROR, f"can't answer the CSI plugin: {error_texts.of(error)}")
 
 
 def volume_of(request: Publish) -> Volume:

@@ -35,7 +35,7 @@ from fusermount3_broker.front.tables.database import TableUnreadable
 from fusermount3_broker.front.tables.mount_table import Registry
 from fusermount3_broker.front.tables.volume_table import Volumes
 from fusermount3_broker.front.volume_call import OldCall, VolumeCall
-from fusermount3_broker.kernel import features, syscalls
+from fusermount3_broker.kernel import error_texts, features, syscalls
 from fusermount3_broker.messages import supervisor as orders
 from fusermount3_broker.service import configuration_file, log, sandbox
 from fusermount3_broker.service.configuration import Configuration, Loopback
@@ -55,7 +55,7 @@ def main(supervisor: socket.socket) -> None:
     try:
         front, sockets = _begin(supervisor)
     except (OSError, TableUnreadable, ConfigurationError) as error:
-        supervisor.send(orders.dump(orders.Failed(str(error).encode())))
+        supervisor.send(orders.dump(orders.Failed(error_texts.of(error).encode())))
         return
     asyncio.run(_run(front, supervisor, parent, sockets))
 

@@ -17,6 +17,7 @@ import h11
 from fusermount3_broker.front.context import Front
 from fusermount3_broker.front.health import Health
 from fusermount3_broker.front.metrics import Exposition
+from fusermount3_broker.kernel import error_texts
 from fusermount3_broker.service import log
 
 #: The largest number of simultaneous connections.
@@ -56,7 +57,7 @@ class Endpoint:
                 try:
                     connection, _ = await loop.sock_accept(listener)
                 except OSError as error:  # no descriptors left, for example; this is temporary
-                    self._front.log(log.ERROR, f"cannot accept a client of the metrics: {error}")
+                    self._front.log(log.ERROR, f"cannot accept a client of the metrics: {error_texts.of(error)}")
                     await asyncio.sleep(1)
                     continue
                 if len(self._tasks) >= PLACES:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TypeVar
 
+from fusermount3_broker.kernel import error_texts
 from fusermount3_broker.messages import mounter
 from fusermount3_broker.service.channel import Channel, HungUp
 from fusermount3_proxy import wire
@@ -87,7 +88,7 @@ class Mounter:
             raise MounterFailed(f"the mounter takes no operation: no room for {start.seconds} seconds") from None
         except OSError as error:
             ours.close()
-            raise MounterFailed(f"the mounter takes no operation: {error}") from None
+            raise MounterFailed(f"the mounter takes no operation: {error_texts.of(error)}") from None
         except asyncio.CancelledError:
             ours.close()
             raise

@@ -14,6 +14,7 @@ from fusermount3_broker.front.context import Front
 from fusermount3_broker.front.decisions.limits import LimitReached
 from fusermount3_broker.front.mounter_client import MounterFailed
 from fusermount3_broker.front.peer import PeerGone
+from fusermount3_broker.kernel import error_texts
 from fusermount3_broker.messages.refusal import Refusal
 from fusermount3_broker.service import log
 from fusermount3_broker.service.channel import Channel, HungUp
@@ -124,7 +125,7 @@ class Server:
                     connection, _ = listener.accept()
                     self._admit(connection, self._listeners[listener])
         except OSError as error:  # for example, no descriptors left: callers wait until it passes
-            self._front.log(log.ERROR, f"cannot accept a caller: {error}")
+            self._front.log(log.ERROR, f"cannot accept a caller: {error_texts.of(error)}")
             loop.remove_reader(listener.fileno())
             loop.call_later(1, self._watch, listener)
 

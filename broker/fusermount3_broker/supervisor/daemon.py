@@ -19,7 +19,7 @@ from pathlib import Path
 
 from systemd import daemon
 
-from fusermount3_broker.kernel import features
+from fusermount3_broker.kernel import error_texts, features
 from fusermount3_broker.messages import supervisor as orders
 from fusermount3_broker.messages.csi_settings import Csi
 from fusermount3_broker.service import configuration_file, listening_sockets, log, sandbox, state_directory
@@ -101,7 +101,7 @@ def serve(
             _supervise(path, mounter, front, plugin, write_log)
             daemon.notify("STOPPING=1")
     except (listening_sockets.SocketError, NotBegun, OSError) as error:
-        raise StartError(str(error)) from None
+        raise StartError(error_texts.of(error)) from None
 
 
 def _begins(start: Callable[[], None], pauses: Backoff, write_log: log.Log) -> bool:
@@ -183,7 +183,7 @@ def _reload(path: Path | None, front: Front, write_log: log.Log) -> None:
     try:
         front.configure(path)
     except (ConfigurationError, OSError) as error:
-        write_log(log.ERROR, f"configuration not loaded, the old one stays in force: {error}")
+        write_log(log.ERROR, f"configuration not loaded, the old one stays in force: {error_texts.of(error)}")
     daemon.notify("READY=1")
 
 

@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+from fusermount3_broker.kernel import error_texts
+
 #: Seconds in which a process must end after it has hung up.
 _LAST_MOMENT = 5.0
 #: Seconds before a process that has ended is restarted; doubled each time that it ends while starting.
@@ -46,7 +48,7 @@ class Backoff:
             yield
         except OSError as error:
             self.begin()
-            raise NotBegun(f"the {name} can't be started: {error}", killed=False) from None
+            raise NotBegun(f"the {name} can't be started: {error_texts.of(error)}", killed=False) from None
         except NotBegun:
             self.begin()
             raise
