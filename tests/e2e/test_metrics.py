@@ -132,7 +132,7 @@ def test_what_containers_do_is_counted(endpoint: Endpoint) -> None:
             (REQUESTS_TOTAL, "mount", "refused"): 1,
             (REQUESTS_TOTAL, "unmount", "unmounted"): 3,
             (REQUESTS_TOTAL, "unmount", "refused"): 1,
-            (REQUESTS_TOTAL, "mount", "rolled back"): 0,
+            (REQUESTS_TOTAL, "mount", "rolled_back"): 0,
             ("fusermount3_broker_request_duration_seconds_count", "mount"): 4,
             ("fusermount3_broker_request_duration_seconds_count", "unmount"): 4,
             ("fusermount3_broker_request_duration_seconds_bucket", "+Inf", "mount"): 4,
@@ -143,6 +143,11 @@ def test_what_containers_do_is_counted(endpoint: Endpoint) -> None:
     assert 0 < found["fusermount3_broker_request_duration_seconds_sum", "mount"] < 4 * 20
     front = endpoint.broker.status()["front"]
     assert found["process_resident_memory_bytes",] == pytest.approx(front["rss_bytes"], rel=0.2)
+    status = endpoint.broker.status()
+    for name in ("supervisor", "front", "mounter"):
+        size = found["fusermount3_broker_process_resident_memory_bytes", name]
+        assert size == pytest.approx(status[name]["rss_bytes"], rel=0.2)
+    assert found["fusermount3_broker_process_cpu_seconds_total", "mounter"] > 0
     wait_until(endpoint.is_healthy)
 
 

@@ -21,7 +21,7 @@ class FrontWithoutMounter:
         self.fusectl = FakeFusectl(directory / "connections")
         self.logged: list[str] = []
         registry = Registry(directory / "state", self.fusectl.descriptor)
-        mounter = cast(Mounter, SimpleNamespace(restarts=0))
+        mounter = cast(Mounter, SimpleNamespace(restarts=0, pid=0))
         self.front = Front(Configuration(), mounter, registry, self._log, self.fusectl.descriptor)
 
     def _log(self, priority: int, message: str, **_: Any) -> None:

@@ -17,5 +17,5 @@ for every privileged operation. It is a single asyncio loop and never blocks.
   `connection_survey` queries the state of FUSE connections, `mount_states` concludes live, dead or hung, `dead_mounts`
   removes dead mounts, `hung_connections` aborts FUSE connections, `restore` recognizes mounts of an earlier broker.
 - Deferred and failed writes to the tables: `deferred_writes`.
-- For administrators: `control_socket`, `http_endpoint`, `metrics`, `health`.
+- For administrators: `control_socket`, `http_endpoint`, `metrics` with `process_usage`, `health`.
 """

@@ -5,7 +5,7 @@ own words, so this module and the configuration bound the number of series, what
 """
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -13,6 +13,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from fusermount3_broker.front import process_usage
 from fusermount3_broker.front.context import Front
 from fusermount3_broker.front.mount_states import MOUNT_STATES
 from fusermount3_proxy import __version__
@@ -100,6 +101,7 @@ class _Collector(Collector):
         yield _counter("table_write_failures", "Failed attempts to write to a table on disk.", "table", failures)
         volumes = "Volumes that kubelet has had published."
         yield GaugeMetricFamily(f"{PREFIX}volumes", volumes, value=len(self._front.volumes or ()))
+        yield from self._processes()
 
     def _requests(self) -> Metric:
         family = CounterMetricFamily(
@@ -107,8 +109,20 @@ class _Collector(Collector):
         )
         counted = {f"{operation} {result}": 0 for operation, results in REQUESTS for result in results}
         for kind, count in (counted | self._front.requests).items():
-            family.add_metric(kind.split(" ", 1), count)
+            operation, _, result = kind.partition(" ")
+            family.add_metric([operation, _label(result)], count)
         return family
+
+    def _processes(self) -> Iterator[Metric]:
+        found = list(process_usage.of_processes(self._front))
+        meaning = "Resident memory size of a process of the broker in bytes."
+        yield _gauge(
+            "process_resident_memory_bytes", meaning, "process", {each.process: each.resident for each in found}
+        )
+        meaning = (
+            "User and system CPU time spent by a process of the broker and its children that have ended, in seconds."
+        )
+        yield _counter("process_cpu_seconds", meaning, "process", {each.process: each.seconds for each in found})
 
     def _latency(self) -> Iterator[Metric]:
         """Yield the histogram, without the times at which its series began: the start time of the process suffices."""
@@ -122,6 +136,11 @@ class _Collector(Collector):
         return _gauge("mounts", "Mounts made through the broker, by their state.", "state", states)
 
 
+def _label(result: str) -> str:
+    """Return the result of a request as the value of a label: in one word, as Prometheus' own are."""
+    return result.replace(" ", "_")
+
+
 def _gauge(name: str, meaning: str, label: str, values: dict[str, int]) -> Metric:
     family = GaugeMetricFamily(PREFIX + name, meaning, labels=[label])
     for value, number in values.items():
@@ -129,7 +148,7 @@ def _gauge(name: str, meaning: str, label: str, values: dict[str, int]) -> Metri
     return family
 
 
-def _counter(name: str, meaning: str, label: str, values: dict[str, int]) -> Metric:
+def _counter(name: str, meaning: str, label: str, values: Mapping[str, float]) -> Metric:
     family = CounterMetricFamily(PREFIX + name, meaning, labels=[label])
     for value, number in values.items():
         family.add_metric([value], number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,7 +23,11 @@ def families(tmp_path: Path) -> list[Metric]:
     front = FrontWithoutMounter(tmp_path).front
     front.limits_hit["mount_max"] += 1
     front.latency.labels("mount").observe(0.003)
-    _, text = Exposition(front).text("")
+    front.proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
+    try:
+        _, text = Exposition(front).text("")
+    finally:
+        os.close(front.proc)
     found = list(parse_text(text.decode()))
     assert all(family.samples for family in found)
     return found

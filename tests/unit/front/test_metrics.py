@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
+import psutil
 import pytest
 from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
@@ -50,9 +52,11 @@ def test_requests_are_counted_by_operation_and_result(served: FrontWithoutMounte
     served.front.requests["mount not rolled back"] += 1
     counted = values(served, "fusermount3_broker_requests_total")
     assert counted["mount", "mounted"] == 3
-    assert counted["mount", "not rolled back"] == 1
+    assert counted["mount", "not_rolled_back"] == 1
     assert sum(counted.values()) == 4
-    assert set(counted) == {(operation, result) for operation, results in REQUESTS for result in results}
+    known = {(operation, result.replace(" ", "_")) for operation, results in REQUESTS for result in results}
+    assert set(counted) == known
+    assert not any(" " in word for labels in counted for word in labels)
 
 
 def test_every_result_that_a_call_can_have_is_told_from_the_start() -> None:
@@ -120,6 +124,26 @@ def test_version_and_process_are_told(served: FrontWithoutMounter) -> None:
     assert values(served, "fusermount3_broker_build_info") == {(__version__,): 1}
     for name in ("open_fds", "max_fds", "resident_memory_bytes", "virtual_memory_bytes", "start_time_seconds"):
         assert values(served, f"process_{name}")[()] > 0
+
+
+def test_each_process_of_the_broker_is_told_and_not_only_the_front(served: FrontWithoutMounter) -> None:
+    resident, seconds = (
+        f"fusermount3_broker_process_{name}" for name in ("resident_memory_bytes", "cpu_seconds_total")
+    )
+    assert values(served, resident) == {}, "no process can be read"
+    served.front.proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
+    try:
+        served.front.mounter.pid = os.getppid()
+        served.front.plugin = PluginStarted(os.getpid(), restarts=0)
+        sizes, times = values(served, resident), values(served, seconds)
+    finally:
+        os.close(served.front.proc)
+    assert set(sizes) == set(times) == {("supervisor",), ("front",), ("mounter",), ("plugin",)}
+    own = psutil.Process()
+    assert sizes["front",] == pytest.approx(own.memory_info().rss, rel=0.2)
+    assert sizes["mounter",] == pytest.approx(psutil.Process(os.getppid()).memory_info().rss, rel=0.2)
+    spent = own.cpu_times()
+    assert times["front",] == pytest.approx(sum(spent[:4]), rel=0.1, abs=0.5)
 
 
 def test_nothing_that_a_caller_chooses_is_in_it(served: FrontWithoutMounter) -> None:
