@@ -82,7 +82,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     with machines.booted(image_tag(recipe()), volumes) as container:
         machine = Machine(container)
         machine.execute(block(PAGE, "python3 -m venv").commands)
-        machine.run("/opt/fusermount3-broker/bin/fusermount3-proxy", "--version")  # linked by pip
+        machine.run("/opt/fusermount3-proxy/bin/fusermount3-proxy", "--version")  # linked by pip
         make, install = block(PAGE, "make static").commands
         assert make == "make static"  # done before any test
         machine.execute([install])

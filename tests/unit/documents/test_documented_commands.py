@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -46,3 +47,9 @@ def test_other_blocks_have_a_language() -> None:
 def test_what_is_typed_in_troubleshooting_is_typed_by_its_test() -> None:
     assert {block.language for block in documented.blocks() if block.page == "troubleshooting.md"} == {"", "console"}
     assert 'PAGES["troubleshooting.md"]' in (TESTS / "e2e/test_troubleshooting.py").read_text()
+
+
+def test_all_pages_install_into_the_same_directory() -> None:
+    directories = re.findall(r"^python3 -m venv (/\S+)$", "\n".join(block.text for block in COMMANDS), re.MULTILINE)
+    assert len(directories) >= 2
+    assert len(set(directories)) == 1
