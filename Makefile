@@ -6,6 +6,7 @@ PYTHON ?= /usr/bin/python3
 VENV := .venv
 NATIVE := $(shell dpkg --print-architecture)
 ARCH ?= $(NATIVE)
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' fusermount3_proxy/__init__.py)
 PROXY := build/static/$(if $(filter-out $(NATIVE),$(ARCH)),$(ARCH)/)fusermount3-proxy
 
 # Packages for the venv, the lint and the static build; the end-to-end tests and the demo need the lab's packages, too.
@@ -71,12 +72,18 @@ WHEEL_PLATFORM_arm64 := manylinux_2_17_aarch64
 GNU_amd64 := x86_64-linux-gnu
 GNU_arm64 := aarch64-linux-gnu
 
+DIST := build/dist
+# All but this release's wheels for other architectures, which are made by another run of `make wheel`.
+.PHONY: empty-dist
+empty-dist:
+	[ ! -d $(DIST) ] || find $(DIST) -type f -not \( -name '*-$(VERSION)-*.whl' -not -name '*$(WHEEL_PLATFORM_$(ARCH)).whl' \) -delete
+
 .PHONY: wheel
-wheel: venv $(PROXY)  ## sdist, and a wheel with the static proxy, as PyPI takes them: build/dist/; ARCH=arm64: for that
+wheel: empty-dist venv $(PROXY)  ## sdist, and a wheel with the static proxy, as PyPI takes them: build/dist/; ARCH=arm64: for that
 	$(if $(filter-out $(NATIVE),$(ARCH)),CC=$(GNU_$(ARCH))-gcc) \
-	FUSERMOUNT3PROXY_EXECUTABLE=$(abspath $(PROXY)) $(VENV)/bin/python -m build --no-isolation --outdir build/dist \
+	FUSERMOUNT3PROXY_EXECUTABLE=$(abspath $(PROXY)) $(VENV)/bin/python -m build --no-isolation --outdir $(DIST) \
 		--config-setting=--build-option=--plat-name=$(WHEEL_PLATFORM_$(ARCH))
-	$(VENV)/bin/twine check --strict build/dist/*
+	$(VENV)/bin/twine check --strict $(DIST)/*
 
 build/static/%/fusermount3-proxy: $(SOURCES) | build-packages
 	packaging/install-packages $(CROSS_PACKAGES_$*)
