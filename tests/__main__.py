@@ -15,13 +15,15 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 #: Files whose tests run at the same time, on two processors.
 AT_ONCE = 3
 PREFETCH = "--prefetch"
 #: How much slower all is that tests wait for (`tests.lab.pace`): they share the processors.
 _SLOWNESS = "3"
+#: Signals that are to end a run: Ctrl-C, kill(1), the end of the terminal.
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 #: Seconds that the prefetching process has to end; it may have a container to remove.
 _PATIENCE = 60
 
@@ -43,12 +45,34 @@ def prefetching() -> Iterator[None]:
 
 
 def main(arguments: list[str]) -> int:
-    signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C also reaches pytest, which cleans up; wait for that
     os.environ.setdefault("FUSERMOUNT3PROXY_TEST_SLOWNESS", _SLOWNESS)
     given = [each for each in arguments if each != PREFETCH]
-    pytest = [sys.executable, "-m", "pytest", f"--numprocesses={AT_ONCE}", "--dist=loadfile", *given]
+    pytest = [sys.executable, "-m", "pytest", "-p", "tests.interrupted", f"--numprocesses={AT_ONCE}", "--dist=loadfile"]
     with prefetching() if PREFETCH in arguments else contextlib.nullcontext():
-        return subprocess.run(pytest).returncode
+        return run_interruptible([*pytest, *given])
+
+
+def run_interruptible(command: Sequence[str]) -> int:
+    """Run the command and return its exit status. Whichever signal is to end this process interrupts the command.
+
+    The command gets a process group of its own: Ctrl-C reaches it once, through this process. A second SIGINT would
+    interrupt its cleaning up. Signals count even if they were ignored, as in background jobs of a shell.
+    """
+    started: list[subprocess.Popen[bytes]] = []
+    early: list[int] = []
+
+    def interrupt(number: int, _: object) -> None:
+        for process in started:
+            process.send_signal(signal.SIGINT)
+        if not started:
+            early.append(number)
+
+    for number in _ENDING:
+        signal.signal(number, interrupt)
+    started.append(subprocess.Popen(command, process_group=0))
+    if early:
+        started[0].send_signal(signal.SIGINT)
+    return started[0].wait()
 
 
 if __name__ == "__main__":

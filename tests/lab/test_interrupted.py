@@ -1,0 +1,98 @@
+"""However a run of all tests is interrupted, it tears down what its tests have made, and prints its summary."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.lab.pace import SLOWNESS
+
+ROOT = Path(__file__).parents[2]
+#: Its teardown takes longer than any process of pytest-xdist has by itself, see `tests.interrupted`.
+TEST = """
+import time
+from pathlib import Path
+import pytest
+
+PLACE = Path(__file__).parent
+
+@pytest.fixture(scope="session")
+def made():
+    (PLACE / "made").touch()
+    yield
+    time.sleep(16)
+    (PLACE / "made").unlink()
+    (PLACE / "torn down").touch()
+
+def test_something(made):
+    time.sleep(300)
+"""
+#: What the shell does with `COMMAND &` in a script.
+IGNORING = "trap '' INT; exec \"$@\""
+
+
+Interrupt = Callable[[subprocess.Popen[bytes], int], None]
+
+
+def interrupt_by_terminal(_: subprocess.Popen[bytes], terminal: int) -> None:
+    os.write(terminal, b"\x03")
+
+
+def interrupt_alone(process: subprocess.Popen[bytes], _: int) -> None:
+    process.send_signal(signal.SIGINT)
+
+
+def terminate_alone(process: subprocess.Popen[bytes], _: int) -> None:
+    process.send_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("interrupt", "ignoring"),
+    [(interrupt_by_terminal, False), (interrupt_alone, True), (terminate_alone, False)],
+    ids=["Ctrl-C", "SIGINT to a background job", "SIGTERM"],
+)
+def test_it_tears_down(tmp_path: Path, interrupt: Interrupt, ignoring: bool) -> None:
+    file = tmp_path / "test_slow_to_tear_down.py"
+    file.write_text(TEST)
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "tests", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(file)]
+    if ignoring:
+        command = ["sh", "-c", IGNORING, "sh", *command]
+    # setsid --ctty makes it the job in the foreground of the terminal
+    with subprocess.Popen(["setsid", "--ctty", *command], cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs) as run:
+        os.close(theirs)
+        wait_for(tmp_path / "made")
+        interrupt(run, ours)
+        said = read_all(ours)
+        status = run.wait(60 * SLOWNESS)
+    os.close(ours)
+    assert not (tmp_path / "made").exists(), said
+    assert (tmp_path / "torn down").exists()
+    assert status == pytest.ExitCode.INTERRUPTED
+    assert "KeyboardInterrupt" in said
+    assert "no tests ran" in said
+
+
+def wait_for(path: Path) -> None:
+    give_up = time.monotonic() + 60 * SLOWNESS
+    while not path.exists():
+        assert time.monotonic() < give_up, "the test has not begun"
+        time.sleep(0.05)
+
+
+def read_all(terminal: int) -> str:
+    """Return what is written to the terminal until nobody has it open any more."""
+    parts = []
+    try:
+        while part := os.read(terminal, 65536):
+            parts.append(part)
+    except OSError:  # EIO
+        pass
+    return b"".join(parts).decode()
