@@ -249,10 +249,10 @@ def health(config_path: Path | None) -> None:
     """Check whether the running broker can serve a caller now; exit with status 1 if not."""
     answer = _ask(config_path, "health")
     with _understanding():
-        problem = str(answer["problem"])
+        problem, warning = str(answer["problem"]), str(answer.get("warning", ""))
     if problem:
         raise _Failure(problem)
-    _say("ok")
+    _say(f"ok, but {warning}" if warning else "ok")
 
 
 @main.command()

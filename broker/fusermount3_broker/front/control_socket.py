@@ -21,6 +21,7 @@ from fusermount3_broker.front.model import Mount
 from fusermount3_broker.front.mount_states import MOUNT_STATES
 from fusermount3_broker.front.mounter_client import MounterFailed, OperationEnded, OperationFailed, OperationRefused
 from fusermount3_broker.front.peer import command_of
+from fusermount3_broker.kernel import features
 from fusermount3_broker.service.truncation import cut, in_json
 from fusermount3_proxy import __version__
 
@@ -51,7 +52,8 @@ async def _answer(front: Front, health: Health, question: str) -> Any:
         case ["status"]:
             return status(front)
         case ["health"]:
-            return {"problem": await health.problem()}
+            warning = features.withheld(front.lacking)
+            return {"problem": await health.problem(), **({"warning": warning} if warning else {})}
         case ["mounts"]:
             front.registry.reconcile()
             await connection_survey.refresh(front)

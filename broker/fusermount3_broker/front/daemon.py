@@ -97,6 +97,8 @@ def _begin(supervisor: socket.socket) -> tuple[Front, _Sockets]:
         write_log(log.WARNING, f"the sandbox of the front is incomplete; missing: {missing}")
     for each in lacking:
         write_log(log.NOTICE, f"{features.running()} offers no {each.name} (since {each.since}): {each.otherwise}")
+    if withheld := features.withheld(lacking):
+        write_log(log.WARNING, withheld)
     ends = [socket.socket(fileno=each) for each in (mounter, own, plain)]
     front = Front(configuration, Mounter(*ends), registry, write_log, proc, owners, lacking)
     control, *callers = [socket.socket(fileno=each) for each in listening]

@@ -9,7 +9,7 @@ import errno
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import NamedTuple
 
@@ -18,6 +18,10 @@ from fusermount3_broker.kernel import syscalls
 #: The beginning of the line with the connection in the fdinfo of a /dev/fuse descriptor (fs/fuse/dev.c,
 #: fuse_dev_show_fdinfo).
 CONNECTION = b"fuse_connection:\t"
+
+
+#: The name of the feature without which mounts may not be recognized.
+STATMOUNT = "statmount(2)"
 
 
 class Feature(NamedTuple):
@@ -42,6 +46,28 @@ def lacking() -> list[Feature]:
     Needs CAP_SYS_ADMIN, as a process of the broker has it at its start; otherwise some seem to exist.
     """
     return [feature for feature in FEATURES if not feature.exists()]
+
+
+def withheld(lacking: Iterable[Feature]) -> str:
+    """Return what it means that a seccomp profile denies the broker statmount(2), which this kernel has; else "".
+
+    Container engines do so. Here the version of the kernel counts: from its release on, none is without.
+    """
+    (statmount,) = (each for each in FEATURES if each.name == STATMOUNT)
+    if statmount not in lacking or _release() < _numbers(statmount.since):
+        return ""
+    return (
+        f"a seccomp profile denies the broker {STATMOUNT}, which this kernel has: when the broker is started again, it "
+        "may not recognize its mounts; start its container with --security-opt=seccomp=unconfined"
+    )
+
+
+def _release() -> tuple[int, ...]:
+    return _numbers(running().rpartition(" ")[2])
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) if part.isdecimal() else 0 for part in version.split("."))
 
 
 def too_old() -> str:
@@ -143,7 +169,7 @@ FEATURES = (
     ),
     Feature("FSCONFIG_CMD_CREATE_EXCL", "6.6", "--sync-init is refused", _creates_exclusively),
     Feature(
-        "statmount(2)",
+        STATMOUNT,
         "6.12",
         "each operation reads the table of all mounts of its namespace, and if fusectl is mounted anew, a new broker "
         "does not recognize the mounts of an earlier one",

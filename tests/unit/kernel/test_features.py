@@ -7,6 +7,7 @@ import os
 import re
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
@@ -50,6 +51,19 @@ def test_what_an_old_kernel_refuses_is_missing(name: str, monkeypatch: pytest.Mo
     module, function, old = OLD[name]
     monkeypatch.setattr(module, function, old)
     assert name in {feature.name for feature in features.lacking()} >= before
+
+
+@pytest.mark.parametrize(
+    ("release", "is_withheld"), [("6.11", False), ("6.12.0-rc1+", True), ("6.18.3-cloud", True), ("7.0", True)]
+)
+def test_statmount_is_withheld_where_the_kernel_has_it(
+    release: str, is_withheld: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(sysname="Linux", release=release))
+    (statmount,) = (each for each in features.FEATURES if each.name == "statmount(2)")
+    others = [each for each in features.FEATURES if each is not statmount]
+    assert bool(features.withheld([statmount])) is is_withheld
+    assert features.withheld(others) == ""
 
 
 def test_nothing_is_left_open() -> None:

@@ -1,0 +1,31 @@
+"""Under a container engine's seccomp profile without statmount(2), the broker says what that means."""
+
+from __future__ import annotations
+
+from errno import ENOSYS, EPERM
+
+import pytest
+
+from fusermount3_broker.kernel import features
+from fusermount3_broker.service import log
+from tests.lab.broker import PROGRAM, Broker
+from tests.lab.denied import LISTMOUNT, STATMOUNT, denying
+
+pytestmark = pytest.mark.e2e
+
+SAID = "a seccomp profile denies the broker statmount(2), which this kernel has"
+
+
+@pytest.mark.skipif(not features.tells_of_one_mount(), reason="not run: this kernel has no statmount(2) to deny")
+@pytest.mark.parametrize("error", [EPERM, ENOSYS])
+def test_the_log_and_health_say_so(error: int) -> None:
+    with Broker(command=(*denying(error, STATMOUNT, LISTMOUNT), PROGRAM)) as broker:
+        (record,) = broker.records(SAID)
+        assert record["priority"] == log.WARNING
+        assert broker.ask("health") == f"ok, but {record['message']}\n"
+
+
+def test_where_nothing_is_denied_nothing_is_said() -> None:
+    with Broker() as broker:
+        assert broker.records(SAID) == []
+        assert broker.ask("health") == "ok\n"
