@@ -22,8 +22,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SOURCES = Path(__file__).parents[2]
-NAMES = ("fusermount3-proxy", "fusermount3-broker", "fusermount3-proxy-doc")
-"""The binary packages."""
+TOGETHER = ("fusermount3-proxy", "fusermount3-broker", "fusermount3-proxy-doc")
+"""The binary packages that can be installed together."""
+STATIC = "fusermount3-proxy-static"
+"""The binary package with the executable alone, which conflicts with fusermount3-proxy."""
+NAMES = (*TOGETHER, STATIC)
+"""All binary packages."""
 
 
 def build_dependencies() -> list[str]:
@@ -64,7 +68,7 @@ def build(suite: str, output: Path, *, parent: str = "/build", umask: str = "022
 
 def archive(suite: str, packages: Path, *others: Sequence[str], cache: Cache | None = None) -> Path:
     """Return a directory with what `machine` lacks to install the packages in `packages`, and each set of others."""
-    ours = list(debs(packages).values())
+    ours = [deb for name, deb in debs(packages).items() if name != STATIC]  # which depends on nothing
     depends = [run(["dpkg-deb", "--field", deb, "Depends"]).stdout for deb in ours]
     recipe = recipe_hash(machine(suite).key(), *depends, *map(" ".join, others))
     entry = f"debian-archive-{suite}"

@@ -72,7 +72,7 @@ def installed(suite: str, archives: list[Volume]) -> Iterator[Machine]:
     """A container with all packages, for inspection and queries; no service runs in it."""
     with Container(image_tag(debian.machine(suite)), options=Options(volumes=archives)) as container:
         machine = Machine(container)
-        machine.apt("install", *debian.NAMES, *SHELLS, *READERS)
+        machine.apt("install", *debian.TOGETHER, *SHELLS, *READERS)
         yield machine
 
 

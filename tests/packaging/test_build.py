@@ -36,6 +36,18 @@ def test_the_proxy_needs_no_package_and_stands_for_the_fuse3_whose_behaviour_it_
     assert field(deb, "Provides") == f"fuse3 (= {FUSERMOUNT_VERSION})"
 
 
+def test_the_package_for_hosts_has_the_same_executable_and_no_helper(packages: Path, tmp_path: Path) -> None:
+    found = debian.debs(packages)
+    assert field(found[debian.STATIC], "Depends") == ""
+    assert field(found["fusermount3-broker"], "Recommends").split(" | ")[0] == debian.STATIC
+    for name in (debian.STATIC, "fusermount3-proxy"):
+        run(["dpkg-deb", "--extract", found[name], tmp_path / name])
+    executables = {path.name for path in (tmp_path / debian.STATIC / "usr/bin").iterdir()}
+    assert executables == {"fusermount3-proxy"}
+    ours, theirs = (tmp_path / name / "usr/bin/fusermount3-proxy" for name in (debian.STATIC, "fusermount3-proxy"))
+    assert sha256(ours) == sha256(theirs)
+
+
 def test_the_broker_depends_on_the_packages_of_all_that_it_imports(packages: Path) -> None:
     depends = {each.split()[0] for each in field(debian.debs(packages)["fusermount3-broker"], "Depends").split(",")}
     libraries = {"click", "h11", "prometheus-client", "pyxattr", "rich", "seccomp", "systemd"}
@@ -65,6 +77,7 @@ def test_lintian_has_nothing_to_say(suite: str, packages: Path) -> None:
     directory = "usr/lib/python3/dist-packages/fusermount3_broker/mounter"
     assert tags == {
         "O: fusermount3-proxy: statically-linked-binary [usr/bin/fusermount3-proxy]",
+        "O: fusermount3-proxy-static: statically-linked-binary [usr/bin/fusermount3-proxy]",
         f"O: fusermount3-broker: statically-linked-binary [{directory}/plain_call]",
         f"O: fusermount3-broker: statically-linked-binary [{directory}/superblock_creator]",
     }

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fusermount3_proxy import FUSERMOUNT_VERSION
+from tests.lab.debian import STATIC
 from tests.packaging.machines import HELPERS
 
 if TYPE_CHECKING:
@@ -67,6 +68,22 @@ def test_fuse3_that_was_there_makes_room_and_has_its_place_when_the_proxy_goes(t
     assert tree.mode(ASIDE) == "4755 root"
     tree.apt("purge", "fusermount3-proxy")
     check_is_genuine(tree)
+    assert tree.files() == before
+
+
+def test_the_executable_for_containers_leaves_the_hosts_helper_alone(tree: Machine) -> None:
+    tree.apt("install", "fuse3")
+    before = tree.files()
+    tree.apt("install", STATIC)
+    check_is_genuine(tree)
+    assert "fusermount3-proxy version: " in tree.run("/usr/bin/fusermount3-proxy", "--version").stdout
+    assert tree.run("dpkg", "--verify", STATIC).stdout == ""
+    tree.apt("install", "fusermount3-proxy")
+    check_is_the_proxy(tree)
+    tree.apt("install", STATIC)
+    check_is_genuine(tree)
+    assert "fusermount3-proxy version: " in tree.run("/usr/bin/fusermount3-proxy", "--version").stdout
+    tree.apt("purge", STATIC, "fusermount3-proxy")
     assert tree.files() == before
 
 

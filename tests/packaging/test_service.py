@@ -59,6 +59,22 @@ def version(machine: Machine, package: str) -> str:
     return machine.run("dpkg-query", "--show", "--showformat=${Version}", package).stdout
 
 
+def test_the_installation_says_nothing_that_is_not_so(booted: Machine) -> None:
+    install = "DEBIAN_FRONTEND=noninteractive apt-get --yes --no-install-recommends install fusermount3-broker 2>&1"
+    said = booted.run("sh", "-c", install).stdout
+    assert "disabled" not in said, said
+    assert "sockets.target.wants/fusermount3-broker.socket" in said
+    assert booted.systemctl("is-active", SOCKET) == "active"
+    assert booted.systemctl("is-active", SERVICE, check=False) == "inactive", "a caller starts it"
+    booted.systemctl("start", SERVICE)
+    booted.use("newer", "debian")
+    first = booted.systemctl("show", "--value", "--property=MainPID", SERVICE)
+    said = booted.run("sh", "-c", install).stdout
+    assert "disabled" not in said, said
+    assert booted.systemctl("is-active", SERVICE) == "active"
+    assert booted.systemctl("show", "--value", "--property=MainPID", SERVICE) != first, "an upgrade restarts it"
+
+
 def test_an_installed_broker_runs_and_mounts(booted: Machine) -> None:
     booted.apt("install", "fusermount3-broker", "fusermount3-proxy")
     assert booted.systemctl("is-active", SOCKET) == "active"
