@@ -78,6 +78,7 @@ NOT_EXECUTED = {
     ("README.md", "make demo"): "its second line is what runs all this; the first is executed from index.md",
     ("README.md", "make venv static"): "`make test` does so before any test; each broker of the tests is started so, "
     "but with a directory of its own, and not as that of the host",
+    ("README.md", ".venv/bin/fusermount3-broker cdi"): "executed from containers.md, with other paths",
     ("containers.md", "kubectl apply"): f"{_NO_CLUSTER}; tests/kubernetes validates what it makes",
     (
         "containers.md",

@@ -440,10 +440,14 @@ def generate(output: Path | None, proxy: Path, socket: Path, device_node: bool) 
         text = cdi.specification_for(proxy, socket, device_node=device_node)
         if output is None:
             click.echo(text, nl=False)
-            return
-        _write(output, text)
+        else:
+            _write(output, text)
     except (cdi.InjectionError, OSError) as error:
         raise _Failure(error_texts.of(error)) from None
+    if not proxy.is_file():
+        warning = f"there is no {proxy} on this host, so no container can be started with the device: "
+        hint = "install the package fusermount3-proxy-static, or give the path with --proxy"
+        click.echo(formatting.visible(f"Warning: {warning}{hint}"), err=True)
 
 
 def _write(output: Path, text: str) -> None:

@@ -37,16 +37,31 @@ def edits(specification: str) -> dict[str, Any]:
 
 
 def test_the_shipped_file_is_what_the_command_prints() -> None:
-    assert SHIPPED.read_text() == generate().output
+    assert SHIPPED.read_text() == generate().stdout
 
 
 def test_the_command_writes_a_file_and_nothing_beside_it(tmp_path: Path) -> None:
     file = tmp_path / "cdi" / "fuse.json"
     for _ in range(2):
         result = generate("--output", file)
-        assert (result.exit_code, result.output) == (0, "")
+        assert (result.exit_code, result.stdout) == (0, "")
         assert file.read_text() == SHIPPED.read_text()
         assert list(file.parent.iterdir()) == [file]
+
+
+def test_a_proxy_that_is_not_there_is_told_and_the_file_written(tmp_path: Path) -> None:
+    proxy, file = tmp_path / "fusermount3-proxy", tmp_path / "fuse.json"
+    result = generate("--proxy", proxy, "--output", file)
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == (
+        f"Warning: there is no {proxy} on this host, so no container can be started with the device: install the "
+        "package fusermount3-proxy-static, or give the path with --proxy\n"
+    )
+    written = file.read_text()
+    proxy.touch()
+    result = generate("--proxy", proxy, "--output", file)
+    assert (result.exit_code, result.output) == (0, "")
+    assert file.read_text() == written
 
 
 def test_a_link_to_a_stream_gets_it_and_stays_a_link(tmp_path: Path) -> None:
@@ -54,7 +69,7 @@ def test_a_link_to_a_stream_gets_it_and_stays_a_link(tmp_path: Path) -> None:
     link = tmp_path / "stdout"
     link.symlink_to("/proc/self/fd/1")
     result = run([PROGRAM, "cdi", "generate", "--output", link])
-    assert (result.stdout, result.stderr) == (SHIPPED.read_text(), "")
+    assert result.stdout == SHIPPED.read_text()
     assert link.is_symlink() and list(tmp_path.iterdir()) == [link]
 
 
@@ -122,9 +137,9 @@ def test_a_socket_of_another_name_is_told_to_the_proxy() -> None:
 def test_a_stand_in_lies_at_dev_fuse_unless_the_device_itself_does() -> None:
     stand_in = Bind("/dev/null", "/dev/fuse")
     assert stand_in in injection(PROXY, SOCKET).binds
-    assert "deviceNodes" not in edits(generate().output)
+    assert "deviceNodes" not in edits(generate().stdout)
     assert stand_in not in injection(PROXY, SOCKET, device_node=True).binds
-    assert edits(generate("--device-node").output)["deviceNodes"] == [{"path": "/dev/fuse", "permissions": "rw"}]
+    assert edits(generate("--device-node").stdout)["deviceNodes"] == [{"path": "/dev/fuse", "permissions": "rw"}]
 
 
 @pytest.mark.parametrize("socket", ["/broker.sock", "/run/broker.sock"])
