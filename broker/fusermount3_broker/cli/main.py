@@ -7,7 +7,7 @@ A running broker's answers may come from an attacker who controls its front, or 
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -189,12 +189,16 @@ def check_config(file: Path | None, reloads: bool) -> None:
 
     FILE is /etc/fusermount3-broker.toml if none is given.
     """
-    from fusermount3_broker.service import start_checks
+    notes: Iterable[str] = ()
+    if reloads:
+        _load(file)
+    else:
+        from fusermount3_broker.service import start_checks
 
-    found = _load(file, None if reloads else start_checks.mistakes)
+        notes = start_checks.notes(_load(file, start_checks.mistakes))
     file = file or configuration_file.DEFAULT_PATH
     _say(f"{file}: good" if file.exists() else f"{file} does not exist: the defaults apply")
-    for note in [] if reloads else start_checks.notes(found):
+    for note in notes:
         _say(f"{file}: note: {note}")
 
 
