@@ -72,12 +72,12 @@ def test_lintian_has_nothing_to_say(suite: str, packages: Path) -> None:
     command = ["lintian", "--allow-root", "--show-overrides", f"/srv/{changes.name}"]
     said = run_once(image_tag(debian.inspector(suite)), command, options, check=False, timeout=300)
     assert said.stderr == ""
+    # Of a package named -static, lintian expects such an executable.
     # --show-overrides prints the tags that are known and accepted; so a printed tag also shows that lintian has run.
     tags = {line for line in said.stdout.splitlines() if not line.startswith("N:")}
     directory = "usr/lib/python3/dist-packages/fusermount3_broker/mounter"
     assert tags == {
         "O: fusermount3-proxy: statically-linked-binary [usr/bin/fusermount3-proxy]",
-        "O: fusermount3-proxy-static: statically-linked-binary [usr/bin/fusermount3-proxy]",
         f"O: fusermount3-broker: statically-linked-binary [{directory}/plain_call]",
         f"O: fusermount3-broker: statically-linked-binary [{directory}/superblock_creator]",
     }
