@@ -344,6 +344,18 @@ def test_a_killed_supervisor_is_started_again_and_knows_its_mounts(machine: Mach
     machine.unmount()
 
 
+def test_a_killed_supervisor_is_started_again_when_what_was_begun_is_over(machine: Machine) -> None:
+    client = machine.container.start(["python3", "-c", UNCONFIRMED], user="user")
+    assert client.stdout and client.stdout.readline() == "mounted\n"
+    killed, begun = machine.property("MainPID"), time.monotonic()
+    machine.systemctl("kill", "--kill-who=main", "--signal=KILL", SERVICE)
+    wait_until(lambda: machine.property("ActiveState") == "active" and machine.property("MainPID") != killed, 60)
+    assert time.monotonic() - begun > 9, "deadlines.commit is over"
+    client.communicate(timeout=10)
+    wait_until(lambda: not machine.fuse_mounts())
+    assert machine.listed() == []
+
+
 def test_a_mount_that_was_not_finished_when_the_front_was_killed_is_rolled_back(machine: Machine) -> None:
     client = machine.container.start(["python3", "-c", UNCONFIRMED], user="user")
     assert client.stdout and client.stdout.readline() == "mounted\n"
@@ -388,8 +400,15 @@ def test_a_reload_puts_the_configuration_into_force(machine: Machine) -> None:
 def test_a_reload_of_a_broken_configuration_leaves_the_old_one_and_says_so(machine: Machine) -> None:
     machine.systemctl("start", SERVICE)
     machine.reload("user_allow_other = true\n")
-    machine.reload("user_alow_other = false\n")
+    (machine.container.root() / CONFIGURATION).write_text("user_alow_other = false\n")
+    failed = machine.run("systemctl", "reload", SERVICE, check=False)
+    assert failed.returncode == 1
+    mistake = f"Error: /{CONFIGURATION}:1: unknown key 'user_alow_other', did you mean 'user_allow_other'?"
+    wait_until(lambda: mistake in machine.messages())
     assert machine.property("ActiveState") == "active"
+    before = machine.count_reloads()
+    machine.systemctl("kill", "--kill-who=main", "--signal=HUP", SERVICE)  # which does not check first
+    wait_until(lambda: machine.count_reloads() > before)
     record = machine.journal("PRIORITY=3")[-1]
     assert "unknown key 'user_alow_other', did you mean 'user_allow_other'?" in record["MESSAGE"]
     assert "the old one stays in force" in record["MESSAGE"]
