@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from errno import ENOSYS, EPERM
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +25,18 @@ def test_the_log_and_health_say_so(error: int) -> None:
         (record,) = broker.records(SAID)
         assert record["priority"] == log.WARNING
         assert broker.ask("health") == f"ok, but {record['message']}\n"
+
+
+def test_where_systemd_keeps_fusectl_nothing_is_lost_and_nothing_said(tmp_path: Path) -> None:
+    """A filter of systemd's may deny the call, too: its releases know none that is newer."""
+    notified = tmp_path / "notify.sock"
+    command = ("env", f"NOTIFY_SOCKET={notified}", *denying(EPERM, STATMOUNT, LISTMOUNT), PROGRAM)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(bytes(notified))
+        with Broker(command=command) as broker:
+            assert broker.records(SAID) == []
+            assert broker.records("Linux ")
+            assert broker.ask("health") == "ok\n"
 
 
 def test_where_nothing_is_denied_nothing_is_said() -> None:

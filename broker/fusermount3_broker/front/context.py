@@ -71,6 +71,8 @@ class Front:
     lacking: Sequence[Feature] = ()
     #: The addresses of the listening sockets, by who connects there.
     sockets: dict[str, list[str]] = field(default_factory=dict)
+    #: What it means that the broker may not use a feature that the kernel has (`features.withheld`); usually "".
+    withheld: str = ""
     #: Tasks that wait for children of the mounter that can't be killed.
     stuck: set[asyncio.Task[None]] = field(default_factory=set)
     started: float = field(default_factory=time.time)

@@ -21,7 +21,6 @@ from fusermount3_broker.front.model import Mount
 from fusermount3_broker.front.mount_states import MOUNT_STATES
 from fusermount3_broker.front.mounter_client import MounterFailed, OperationEnded, OperationFailed, OperationRefused
 from fusermount3_broker.front.peer import command_of
-from fusermount3_broker.kernel import features
 from fusermount3_broker.service.truncation import cut, in_json
 from fusermount3_proxy import __version__
 
@@ -52,8 +51,7 @@ async def _answer(front: Front, health: Health, question: str) -> Any:
         case ["status"]:
             return status(front)
         case ["health"]:
-            warning = features.withheld(front.lacking)
-            return {"problem": await health.problem(), **({"warning": warning} if warning else {})}
+            return {"problem": await health.problem(), **({"warning": front.withheld} if front.withheld else {})}
         case ["mounts"]:
             front.registry.reconcile()
             await connection_survey.refresh(front)

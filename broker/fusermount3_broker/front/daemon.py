@@ -97,10 +97,11 @@ def _begin(supervisor: socket.socket) -> tuple[Front, _Sockets]:
         write_log(log.WARNING, f"the sandbox of the front is incomplete; missing: {missing}")
     for each in lacking:
         write_log(log.NOTICE, f"{features.running()} offers no {each.name} (since {each.since}): {each.otherwise}")
-    if withheld := features.withheld(lacking):
+    # Under systemd, whose releases may not know the call either, fusectl is kept (`listening_sockets.keep_fusectl`).
+    if withheld := "" if "NOTIFY_SOCKET" in os.environ else features.withheld(lacking):
         write_log(log.WARNING, withheld)
     ends = [socket.socket(fileno=each) for each in (mounter, own, plain)]
-    front = Front(configuration, Mounter(*ends), registry, write_log, proc, owners, lacking)
+    front = Front(configuration, Mounter(*ends), registry, write_log, proc, owners, lacking, withheld)
     control, *callers = [socket.socket(fileno=each) for each in listening]
     metrics = callers.pop(0) if begin.metrics else None
     plugin = callers.pop(0) if begin.volumes else None
