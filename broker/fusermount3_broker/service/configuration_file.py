@@ -59,7 +59,9 @@ class _Mistakes(list[tuple[toml_lines.Key, str]]):
     """The mistakes in a file, each with the key where it is."""
 
     def add(self, key: toml_lines.Key, text: str) -> None:
-        """Raises _Enough when there are as many as are told."""
+        """Ignore another mistake of the same key, which only follows. Raises _Enough when enough are found."""
+        if any(each == key for each, _ in self):
+            return
         self.append((key, text))
         if len(self) == MOST_MISTAKES:
             raise _Enough

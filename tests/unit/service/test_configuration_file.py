@@ -423,3 +423,11 @@ def test_of_very_many_mistakes_the_first_are_told(tmp_path: Path) -> None:
 )
 def test_a_key_of_another_table_is_told_with_where_it_belongs(tmp_path: Path, text: str, expected: str) -> None:
     assert mistake(tmp_path, text) == expected
+
+
+def test_no_mistake_is_told_that_only_follows_from_another(tmp_path: Path) -> None:
+    told = mistakes(tmp_path, "[[socket]]\npath = 1\n[[socket]]\npath = 2")
+    assert told == (
+        "/broker.toml:2: 'socket.path' must be a path, not 1",
+        "/broker.toml:4: 'socket.path' must be a path, not 2",
+    )
