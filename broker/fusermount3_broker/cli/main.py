@@ -451,7 +451,7 @@ def generate(output: Path | None, proxy: Path, socket: Path, device_node: bool) 
     if not proxy.is_file():
         warning = f"there is no {proxy} on this host, so no container can be started with the device: "
         hint = "install the package fusermount3-proxy-static, or give the path with --proxy"
-        click.echo(formatting.visible(f"Warning: {warning}{hint}"), err=True)
+        click.echo(visible(f"Warning: {warning}{hint}"), err=True)
 
 
 def _write(output: Path, text: str) -> None:

@@ -101,7 +101,7 @@ def _begin(supervisor: socket.socket) -> tuple[Front, _Sockets]:
     if withheld := "" if "NOTIFY_SOCKET" in os.environ else features.withheld(lacking):
         write_log(log.WARNING, withheld)
     ends = [socket.socket(fileno=each) for each in (mounter, own, plain)]
-    front = Front(configuration, Mounter(*ends), registry, write_log, proc, owners, lacking, withheld)
+    front = Front(configuration, Mounter(*ends), registry, write_log, proc, owners, lacking, withheld=withheld)
     control, *callers = [socket.socket(fileno=each) for each in listening]
     metrics = callers.pop(0) if begin.metrics else None
     plugin = callers.pop(0) if begin.volumes else None
