@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,12 +49,19 @@ def node_of_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluste
         yield node
 
 
+@contextlib.contextmanager
+def nothing_left(node: ClusterNode) -> Iterator[None]:
+    """Fail if anything of pods is on the node after the block that was not there before."""
+    before = left(node)
+    yield
+    give_up = time.monotonic() + SLOWNESS * PATIENCE
+    while (after := left(node)) != before and time.monotonic() < give_up:
+        time.sleep(0.2)
+    assert after == before
+
+
 @pytest.fixture
 def node(node_of_session: ClusterNode) -> Iterator[ClusterNode]:
     """The node. After each test, nothing of its pods may be left there: mounts, cgroups, directories, processes."""
-    before = left(node_of_session)
-    yield node_of_session
-    give_up = time.monotonic() + SLOWNESS * PATIENCE
-    while (after := left(node_of_session)) != before and time.monotonic() < give_up:
-        time.sleep(0.2)
-    assert after == before
+    with nothing_left(node_of_session):
+        yield node_of_session

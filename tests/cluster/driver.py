@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -9,44 +10,50 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from tests.cluster.images import BROKER, LIVENESSPROBE, REGISTRAR, SHELL, SSHFS_WITH_PROXY
-from tests.kubernetes.objects import BASE, PACKAGING, objects
+from tests.cluster.commands import execute
+from tests.e2e.documented import block, blocks
+from tests.kubernetes.objects import BASE, KUSTOMIZATION, PACKAGING, objects
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.cluster.node import ClusterNode
 
+PAGE = "kubernetes.md"
 NAMESPACE = "fusermount3-proxy"
 DAEMONSET = "daemonset/fusermount3-broker"
-_IMAGES = {
-    "fusermount3-broker": BROKER,
-    "registry.k8s.io/sig-storage/csi-node-driver-registrar": REGISTRAR,
-    "registry.k8s.io/sig-storage/livenessprobe": LIVENESSPROBE,
-}
-_OF_EXAMPLES = {"busybox:1.37": SHELL, "example/app:1.0": SSHFS_WITH_PROXY, "example/sshfs:1.0": SSHFS_WITH_PROXY}
+
+
+@contextlib.contextmanager
+def kustomization(manifests: Path = BASE) -> Iterator[Path]:
+    """Yield a directory with the kustomization.yaml of docs/kubernetes.md, for these manifests and the node's image."""
+    (page,) = [each.text for each in blocks() if each.page == PAGE and each.text.startswith(f"# {KUSTOMIZATION}")]
+    overlay = yaml.safe_load(page.replace("REGISTRY/", "localhost/"))
+    with tempfile.TemporaryDirectory() as directory:
+        # kustomize takes no absolute path.
+        overlay["resources"] = [os.path.relpath(manifests, Path(directory).resolve())]
+        Path(directory, KUSTOMIZATION).write_text(yaml.safe_dump(overlay))
+        yield Path(directory)
 
 
 def install(node: ClusterNode) -> None:
-    """Apply the base with the images that the node has, and wait until the driver runs."""
-    images = [
-        {"name": name, "newName": image.partition(":")[0], "newTag": image.partition(":")[2]}
-        for name, image in _IMAGES.items()
-    ]
-    with tempfile.TemporaryDirectory() as overlay:
-        # kustomize takes no absolute path.
-        kustomization = {"resources": [os.path.relpath(BASE, Path(overlay).resolve())], "images": images}
-        Path(overlay, "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
-        node.kubectl("apply", "--kustomize", overlay)
-    node.kubectl("--namespace", NAMESPACE, "rollout", "status", DAEMONSET, "--timeout=180s")
+    """Apply the base, and wait until the driver runs."""
+    with kustomization() as directory:
+        execute(node, block(PAGE, "kubectl apply --kustomize").text, directory)
+
+
+def remove(node: ClusterNode) -> None:
+    with kustomization() as directory:
+        execute(node, block(PAGE, "kubectl delete --kustomize").text, directory)
+
+
+def is_installed(node: ClusterNode) -> bool:
+    return bool(node.kubectl("--namespace", NAMESPACE, "get", DAEMONSET, "--ignore-not-found").stdout)
 
 
 def example(name: str) -> list[dict[str, Any]]:
-    """Return the objects of an example, with the images that the node has for sshfs and the shell."""
-    found = objects((PACKAGING / "examples" / f"{name}.yaml").read_text())
-    for each in found:
-        if each["kind"] == "Pod":
-            for container in (*each["spec"].get("initContainers", []), *each["spec"]["containers"]):
-                container["image"] = _OF_EXAMPLES[container["image"]]
-    return found
+    """Return the objects of an example; the node has their images (`images.load`)."""
+    return objects((PACKAGING / "examples" / f"{name}.yaml").read_text())
 
 
 def broker(node: ClusterNode, *words: str) -> str:

@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import yaml
+
 from fusermount3_proxy import __version__
 from tests.cluster import binaries, configuration
 from tests.e2e.documented import containerfiles
+from tests.kubernetes.objects import BASE, KUSTOMIZATION
 from tests.lab import debian
 from tests.lab.broker import PROXY
 from tests.lab.cache import Cache, recipe_hash
@@ -32,9 +35,15 @@ SOURCES = Path(__file__).parents[2]
 RELEASE = platform.freedesktop_os_release()["VERSION_CODENAME"]
 
 BROKER = f"localhost/fusermount3-broker:{__version__}"
-REGISTRAR, LIVENESSPROBE = (f"localhost/{name}:1" for name in binaries.SIDECARS)
-SHELL, SSHFS_WITH_PROXY, SSH_SERVER = "localhost/busybox:1", "localhost/sshfs:1", "localhost/ssh-server:1"
-"""busybox; Debian's sshfs in an image as docs/kubernetes.md has it; Debian's sshd."""
+SHELL, SSHFS_WITH_PROXY = "docker.io/library/busybox:1.37", "docker.io/example/sshfs:1.0"
+"""busybox, and Debian's sshfs in an image as docs/kubernetes.md has it; with the names in the manifests."""
+DEBIANS_SSHFS, SSH_SERVER = "localhost/sshfs:1", "localhost/ssh-server:1"
+"""Debian's sshfs, without the proxy; Debian's sshd."""
+#: More names of images, for the manifests that name them so.
+_ALSO = {
+    BROKER: f"docker.io/library/fusermount3-broker:{__version__}",
+    SSHFS_WITH_PROXY: "docker.io/example/app:1.0",
+}
 
 _CTR = ("ctr", "--namespace", "k8s.io", "images")
 
@@ -98,40 +107,66 @@ class Built:
         return tag
 
 
+def with_proxy(image: str, programs: Mapping[str, Path]) -> str:
+    """Return Podman's name of the image with the proxy, as docs/kubernetes.md installs it, and with these programs."""
+    (for_pods,) = containerfiles("kubernetes.md")
+    lines = [f"FROM {image}", *(f"COPY {name} /usr/bin/" for name in programs)]
+    lines.append(for_pods[for_pods.index("COPY ") :])  # the lines before install sshfs
+    return Built("\n".join(lines), {PROXY.name: PROXY, **programs}).tag()
+
+
 def others() -> dict[str, str]:
     """Return Podman's names of the images but the driver's own, by the node's names."""
     busybox = image_tag(BUSYBOX)
-    (for_pods,) = containerfiles("kubernetes.md")
-    with_proxy = for_pods[for_pods.index("COPY ") :]  # the lines before install sshfs
     sidecars = {
-        f"localhost/{name}:1": Built(
-            f'FROM scratch\nCOPY {name} /\nENTRYPOINT ["/{name}"]\n', {name: binaries.kubernetes() / name}
+        name: Built(
+            f'FROM scratch\nCOPY {program} /\nENTRYPOINT ["/{program}"]\n', {program: binaries.kubernetes() / program}
         ).tag()
-        for name in binaries.SIDECARS
+        for program, name in _sidecars().items()
     }
     return sidecars | {
         configuration.PAUSE: Built(f'FROM {busybox}\nENTRYPOINT ["sleep", "infinity"]\n', {}).tag(),
         SHELL: busybox,
-        SSHFS_WITH_PROXY: Built(f"FROM {image_tag(SSHFS)}\n{with_proxy}", {PROXY.name: PROXY}).tag(),
+        SSHFS_WITH_PROXY: with_proxy(image_tag(SSHFS), {}),
         # `podman import` records a wrong digest of a compressed layer; `podman build` calculates it anew.
+        DEBIANS_SSHFS: Built(f"FROM {image_tag(SSHFS)}\nUSER user\n", {}).tag(),
         SSH_SERVER: Built(f"FROM {image_tag(SERVER)}\nUSER user\n", {}).tag(),
     }
+
+
+def _sidecars() -> dict[str, str]:
+    """Return the names of `binaries.SIDECARS` in the base, whose images they replace."""
+    listed = yaml.safe_load((BASE / KUSTOMIZATION).read_text())["images"]
+    names = {each["name"]: f"{each['name']}:{each['newTag']}" for each in listed}
+    return {program: name for program in binaries.SIDECARS for plain, name in names.items() if plain.endswith(program)}
 
 
 def load(node: ClusterNode) -> None:
     """Import all images into the node's containerd."""
     for archive in sorted(driver_images().glob("*.tar")):
-        _import(node, archive)
+        load_archive(node, archive)
+    for name, tag in others().items():
+        load_one(node, name, tag)
+    for name, other in _ALSO.items():
+        name_also(node, name, other)
+
+
+def name_also(node: ClusterNode, name: str, other: str) -> None:
+    """Give an image of the node another name."""
+    node.run([*_CTR, "tag", "--force", name, other])
+
+
+def load_one(node: ClusterNode, name: str, tag: str) -> None:
+    """Import Podman's image `tag` under the node's `name`."""
     with tempfile.TemporaryDirectory() as temporary:
         archive = Path(temporary) / "archive"
-        for name, tag in others().items():
-            run(["podman", "save", "--quiet", "--format", "docker-archive", "--output", archive, tag])
-            _import(node, archive)
-            node.run([*_CTR, "tag", "--force", tag, name])
-            archive.unlink()
+        run(["podman", "save", "--quiet", "--format", "docker-archive", "--output", archive, tag])
+        load_archive(node, archive)
+    name_also(node, tag, name)
 
 
-def _import(node: ClusterNode, archive: Path) -> None:
+def load_archive(node: ClusterNode, archive: Path) -> None:
+    """Import the images of an archive under the names that it has for them."""
     copy = node.seen("/run/archive")
     shutil.copy(archive, copy)
     node.run([*_CTR, "import", "--local", "/run/archive"])

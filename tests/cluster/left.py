@@ -31,7 +31,7 @@ class Left(NamedTuple):
     processes: Counter[str]
     """The names of the processes outside of pods; zombies, too."""
     broker: str
-    """What the broker has mounted."""
+    """What the broker has mounted; empty if there is no broker."""
 
 
 def left(node: ClusterNode) -> Left:
@@ -48,7 +48,7 @@ def left(node: ClusterNode) -> Left:
         ),
         sorted(path.name for path in node.seen(_PODS).iterdir()),
         Counter(_outside_of_pods(node)),
-        driver.broker(node, "mounts"),
+        driver.broker(node, "mounts") if driver.is_installed(node) else "",
     )
 
 

@@ -162,15 +162,18 @@ class ClusterNode:
         """Run a command in the node; see commands.run."""
         return run(self.command(*argv), check=check)
 
-    def kubectl_command(self, *words: Argument) -> list[Argument]:
-        """Return the command that runs kubectl as the administrator, with the files of this machine."""
+    def administrator_command(self, *argv: Argument) -> list[Argument]:
+        """Return the command that runs `argv` as the cluster's administrator, with the files of this machine."""
         settings = {
             "KUBECONFIG": f"{self.root}{configuration.DIRECTORY}/{configuration.ADMIN}",
             "KUBECACHEDIR": self.directory / "kubectl-cache",
         }
         env = ["env", *(f"{name}={value}" for name, value in settings.items())]
-        kubectl = binaries.kubernetes() / "kubectl"
-        return ["nsenter", f"--net=/proc/{self.pid}/ns/net", "--", *env, kubectl, *words]
+        return ["nsenter", f"--net=/proc/{self.pid}/ns/net", "--", *env, *argv]
+
+    def kubectl_command(self, *words: Argument) -> list[Argument]:
+        """Return the command that runs kubectl so."""
+        return self.administrator_command(binaries.kubernetes() / "kubectl", *words)
 
     def kubectl(
         self,

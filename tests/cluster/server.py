@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from tests.cluster import commands
 from tests.cluster.images import SSH_SERVER
+from tests.e2e.documented import block
 from tests.lab.commands import run
 
 if TYPE_CHECKING:
     from tests.cluster.node import ClusterNode
 
 NAMESPACE = POD = "server"
-SECRET = "sshfs"
 EXPORT = "/export"
 _PORT, _USER, _KEYS = 2222, 1000, "/etc/server"
 
@@ -69,8 +70,7 @@ def deploy(node: ClusterNode) -> None:
         (client / "config").write_text(_CLIENT.format(address=address, port=_PORT))
         (client / "id_ed25519").write_bytes((directory / "user_key").read_bytes())
         (client / "known_hosts").write_text(f"[{address}]:{_PORT} {(directory / 'host_key.pub').read_text()}")
-        files = [f"--from-file={client}/{name}" for name in ("config", "id_ed25519", "known_hosts")]
-        node.kubectl("create", "secret", "generic", SECRET, *files)
+        commands.execute(node, block("kubernetes.md", "kubectl create secret").text, client)
 
 
 def execute(node: ClusterNode, script: str) -> str:

@@ -33,7 +33,6 @@ CDI_DIRECTORY = Path("/etc/cdi")
 """Podman 4.3 reads this directory and /var/run/cdi, and has no setting for another one."""
 CDI_FILE = "fusermount3-proxy-lab.json"
 
-_NO_CLUSTER = "it takes a cluster: an API server and kubelets, of which the tests have the parts that can be had"
 _SOURCE = "test_installed_from_source.py"
 
 #: The test that reads a block here and executes it, by page and beginning of the block.
@@ -48,6 +47,8 @@ EXECUTED = {
     ("containers.md", "podman run"): "test_built_images.py",
     ("containers.md", "podman load --input build/images/fusermount3-proxy.tar"): "test_images.py",
     ("containers.md", "COPY --from"): "test_images.py",
+    ("containers.md", "kubectl apply"): "test_device_plugin_on_a_node.py",
+    ("containers.md", "kubectl delete"): "test_device_plugin_on_a_node.py",
     ("containers.md", "podman load --input build/images/fusermount3-broker.tar"): "test_images.py",
     ("index.md", "make demo"): "test_demo.py",
     ("install-systemd.md", "make static"): _SOURCE,
@@ -56,14 +57,24 @@ EXECUTED = {
     ("install-systemd.md", "fusermount3-broker check-config"): _SOURCE,
     ("install-systemd.md", "$EDITOR"): _SOURCE,
     ("kubernetes.md", "FROM debian:12"): "test_built_images.py",
-    ("kubernetes.md", "kubectl create namespace"): "test_chart.py",
+    ("kubernetes.md", "kubectl apply --kustomize"): "driver.py",
+    ("kubernetes.md", "kubectl create namespace"): "test_installations.py",
+    ("kubernetes.md", "ctr "): "test_pages.py",
+    ("kubernetes.md", "kubectl delete --kustomize"): "driver.py",
+    ("kubernetes.md", "helm uninstall"): "test_installations.py",
+    ("kubernetes.md", "kubectl create secret"): "server.py",
+    ("kubernetes.md", "kubectl apply --filename"): "test_pages.py",
+    ("kubernetes.md", "kubectl describe pod"): "test_pages.py",
+    ("kubernetes.md", "kubectl --namespace mfcp-system"): "test_installations.py",
     ("messages.md", "journalctl"): _SOURCE,
     ("operations.md", "systemctl enable"): _SOURCE,
     ("operations.md", "curl"): _SOURCE,
+    ("operations.md", "helm upgrade"): "test_installations.py",
     ("programs.md", "FUSERMOUNT3PROXY_"): "test_other_names.py",
     ("troubleshooting.md", "jq "): "payload.py",
     ("troubleshooting.md", "ln -s"): "engines.py",
     ("troubleshooting.md", "mkdir -p"): "labels.py",
+    ("troubleshooting.md", "kubectl delete pods"): "test_device_plugin_on_a_node.py",
     ("pypi.md", "apt-get install"): "test_pip.py",
     ("pypi.md", "python3 -m venv"): "test_pip.py",
     ("pypi.md", "cd /opt"): "test_pip.py",
@@ -79,11 +90,6 @@ NOT_EXECUTED = {
     ("README.md", "make venv static"): "`make test` does so before any test; each broker of the tests is started so, "
     "but with a directory of its own, and not as that of the host",
     ("README.md", ".venv/bin/fusermount3-broker cdi"): "executed from containers.md, with other paths",
-    ("containers.md", "kubectl apply"): f"{_NO_CLUSTER}; tests/kubernetes validates what it makes",
-    (
-        "containers.md",
-        "kubectl delete",
-    ): f"{_NO_CLUSTER}; tests/kubernetes/test_parts.py compares it with what was applied",
     ("containers.md", "fusermount3-broker device-plugin"): "a kubelet that is a fake has a directory of its own, see "
     "tests/e2e/test_device_plugin_with_a_fake_kubelet.py",
     ("fuse-programs.md", "podman run --rm -it"): "interactive; its option is executed from containers.md",
@@ -91,25 +97,11 @@ NOT_EXECUTED = {
         "install-systemd.md",
         "make deb",
     ): "tests/packaging builds in clean trees of both releases, and installs by apt-get",
-    ("kubernetes.md", "kubectl apply --kustomize"): f"{_NO_CLUSTER}; tests/kubernetes validates what it makes",
-    ("kubernetes.md", "ctr "): "it takes containerd; tests/packaging/test_images.py has Podman load the archive",
     ("kubernetes.md", "podman load"): "executed from containers.md",
-    ("kubernetes.md", "kubectl delete --kustomize"): f"{_NO_CLUSTER}; tests/kubernetes/test_parts.py compares it with "
-    "what was applied",
-    ("kubernetes.md", "helm uninstall"): f"{_NO_CLUSTER}; the same",
-    ("kubernetes.md", "kubectl create secret"): _NO_CLUSTER,
-    ("kubernetes.md", "kubectl apply --filename"): f"{_NO_CLUSTER}; tests/e2e/csi/test_examples.py runs the examples",
-    ("kubernetes.md", "kubectl describe pod"): _NO_CLUSTER,
-    ("kubernetes.md", "kubectl --namespace mfcp-system"): _NO_CLUSTER,
-    (
-        "operations.md",
-        "helm upgrade",
-    ): f"{_NO_CLUSTER}; tests/kubernetes/test_metrics.py looks at what these values make",
     (
         "programs.md",
         "fuse-starter -- sshfs",
     ): "tests/e2e/csi/test_fuse_starter.py does so with programs without a server",
-    ("troubleshooting.md", "kubectl delete pods"): _NO_CLUSTER,
     ("troubleshooting.md", "fusermount3-broker status"): "both are executed, from other pages",
     ("programs.md", "fuse-starter --fd-passing"): "the same",
 }

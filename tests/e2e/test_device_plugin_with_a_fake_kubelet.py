@@ -1,5 +1,8 @@
-"""The device plugin as a process, with a fake kubelet, because no cluster is available here. The API between them is
-real, and so are the containers, which are made from the answers of the plugin."""
+"""The device plugin as a process, with a fake kubelet, which restarts and refuses when a test wants it to. The API
+between them is real, and so are the containers, which are made from the answers of the plugin.
+
+tests/cluster/test_device_plugin_on_a_node.py has a real kubelet.
+"""
 
 from __future__ import annotations
 

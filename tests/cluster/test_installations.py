@@ -1,0 +1,197 @@
+"""The driver is removed, and installed in the other ways: with Helm, and for the pods of meta-fuse-csi-plugin."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from tests.callers.build import NotReachable, compilers, copy_out, downloading, recipe_of
+from tests.callers.conftest import not_run
+from tests.cluster import driver, images
+from tests.cluster.commands import execute
+from tests.cluster.conftest import PATIENCE, nothing_left
+from tests.cluster.left import left
+from tests.cluster.pods import applied, wait_until_it_says
+from tests.e2e.conftest import wait_until
+from tests.e2e.documented import block
+from tests.kubernetes.objects import MIGRATION, the
+from tests.kubernetes.rendered import OLD_DRIVER
+from tests.lab import programs
+from tests.lab.cache import Cache, recipe_hash
+from tests.lab.images import SSHFS, image_tag
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.cluster.node import ClusterNode
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
+
+PAGE = "kubernetes.md"
+DRIVER = "csi.fusermount3-proxy.dev"
+STAYS = (f"/var/lib/fusermount3-broker-csi/{DRIVER}", f"/var/lib/kubelet/plugins/{DRIVER}")
+
+_OPERATOR = "github.com/prometheus-operator/prometheus-operator"
+_DEFINITIONS = f"""cd /source && mkdir /out && module=$(go list -m -f '{{{{.Dir}}}}' {_OPERATOR}) &&
+    cp "$module"/example/prometheus-operator-crd/*_podmonitors.yaml /out &&
+    cp "$module"/example/prometheus-operator-crd/*_prometheusrules.yaml /out"""
+
+
+def definitions() -> Path:
+    """Return the directory with the Prometheus Operator's definitions of its resources. Raises NotReachable."""
+    source = programs.SOURCES / "kubernetes/prometheus-operator"
+
+    def build(directory: Path) -> None:
+        with compilers(source) as container:
+            with downloading("the Go module of the Prometheus Operator"):
+                container.exec(["sh", "-c", f"cd /source && go mod download {_OPERATOR}"], timeout=300)
+            container.exec(["sh", "-c", _DEFINITIONS])
+            copy_out(container, "/out", directory)
+
+    return Cache().entry("prometheus-operator", recipe_hash(recipe_of(source), _DEFINITIONS), build)
+
+
+@pytest.fixture
+def without_driver(node_of_session: ClusterNode) -> Iterator[ClusterNode]:
+    """The node, from which the driver is removed. Afterwards, it is installed again as it was."""
+    node = node_of_session
+    pods = ("--namespace", driver.NAMESPACE, "get", "pods", "--output=jsonpath={.items[*].metadata.uid}")
+    pod = node.kubectl(*pods).stdout
+    driver.remove(node)
+    try:
+        assert what_there_is(node) == ""
+        for path in STAYS:
+            assert node.seen(path).is_dir()
+        wait_until(lambda: pod not in str(left(node)), PATIENCE)
+        with nothing_left(node):
+            yield node
+    finally:
+        node.kubectl("delete", "namespace", driver.NAMESPACE, "--ignore-not-found")
+        driver.install(node)
+
+
+@pytest.fixture
+def operator(without_driver: ClusterNode) -> Iterator[None]:
+    """The cluster knows PodMonitors and PrometheusRules, as with the Prometheus Operator."""
+    try:
+        files = f"--filename={definitions()}"
+    except NotReachable as error:
+        not_run(str(error))
+    without_driver.kubectl("create", files)
+    yield
+    without_driver.kubectl("delete", files)
+
+
+def what_there_is(node: ClusterNode) -> str:
+    """Return the names of the driver's objects in the cluster."""
+    namespace = ("get", "namespace", driver.NAMESPACE, "--output=name", "--ignore-not-found")
+    return node.kubectl(*namespace).stdout + node.kubectl("get", "csidriver", "--output=name").stdout
+
+
+def rolled_out(node: ClusterNode, namespace: str, name: str) -> None:
+    node.kubectl("--namespace", namespace, "rollout", "status", f"daemonset/{name}", "--timeout=180s")
+
+
+def reads(node: ClusterNode) -> None:
+    """A pod reads a file in a volume."""
+    with applied(node, driver.example("sshfs")) as pod:
+        pod.wait_until_ready()
+        assert pod.execute("cat", "/data/hello").stdout == "hello\n"
+
+
+@pytest.mark.usefixtures("operator")
+def test_helm(without_driver: ClusterNode) -> None:
+    node = without_driver
+    execute(node, block(PAGE, "kubectl create namespace").text, names={"REGISTRY": "localhost"})
+    rolled_out(node, driver.NAMESPACE, "fusermount3-broker")
+    reads(node)
+    execute(node, block("operations.md", "helm upgrade").text)
+    rolled_out(node, driver.NAMESPACE, "fusermount3-broker")
+    assert "fusermount3_broker_mounts" in metrics(node)
+    listed = ("get", "podmonitors,prometheusrules", "--namespace", driver.NAMESPACE, "--output=name")
+    assert node.kubectl(*listed).stdout.split() == [
+        "podmonitor.monitoring.coreos.com/fusermount3-broker",
+        "prometheusrule.monitoring.coreos.com/fusermount3-broker",
+    ]
+    reads(node)
+    execute(node, block(PAGE, "helm uninstall").text)
+    assert what_there_is(node) == ""
+
+
+def metrics(node: ClusterNode) -> str:
+    """Return what the port `metrics` of the broker's pod answers."""
+    running = ("get", "pods", "--field-selector=status.phase=Running", "--output=jsonpath={.items[*].metadata.name}")
+    pod = node.kubectl("--namespace", driver.NAMESPACE, *running).stdout
+    return node.kubectl("get", "--raw", f"/api/v1/namespaces/{driver.NAMESPACE}/pods/{pod}:9468/proxy/metrics").stdout
+
+
+def test_a_pod_of_meta_fuse_csi_plugin_with_a_stand_in_for_its_client(node: ClusterNode) -> None:
+    node.kubectl("apply", "--filename=-", input=yaml.safe_dump_all(old_driver()))
+    old = images.Built(
+        f"FROM {image_tag(SSHFS)}\nCOPY fusermount3 /usr/bin/\n", {"fusermount3": programs.oldclient()}
+    ).tag()
+    images.load_one(node, "localhost/old-sshfs:1", old)
+    try:
+        execute(node, block(PAGE, "kubectl --namespace mfcp-system").text)
+        assert OLD_DRIVER not in what_there_is(node)
+        with driver.kustomization(MIGRATION) as directory:
+            execute(node, block(PAGE, "kubectl apply --kustomize").commands[0], directory)
+            rolled_out(node, "meta-fuse-csi-plugin", "meta-fuse-csi-plugin")
+            with applied(node, old_pod()) as pod:
+                pod.wait_until_ready()
+                wait_until_it_says(pod, ["cat", "/data/hello"], "hello\n")
+            reads(node)  # through the driver with the new name, which runs beside it
+            execute(node, block(PAGE, "kubectl delete --kustomize").text, directory)
+        reads(node)
+    finally:
+        node.kubectl("delete", "namespace", "mfcp-system")
+
+
+def old_driver() -> list[dict[str, Any]]:
+    """Return the objects of meta-fuse-csi-plugin that the page deletes; its program does nothing."""
+    labels = {"app": "meta-fuse-csi-plugin"}
+    container = {"name": "driver", "image": "busybox:1.37", "command": ["sleep", "infinity"]}
+    spec = {"containers": [container], "terminationGracePeriodSeconds": 1}
+    return [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "mfcp-system"}},
+        {
+            "apiVersion": "storage.k8s.io/v1",
+            "kind": "CSIDriver",
+            "metadata": {"name": OLD_DRIVER},
+            "spec": {"attachRequired": False, "podInfoOnMount": True, "volumeLifecycleModes": ["Ephemeral"]},
+        },
+        {
+            "apiVersion": "apps/v1",
+            "kind": "DaemonSet",
+            "metadata": {"name": "meta-fuse-csi-plugin", "namespace": "mfcp-system"},
+            "spec": {
+                "selector": {"matchLabels": labels},
+                "template": {"metadata": {"labels": labels}, "spec": spec},
+            },
+        },
+    ]
+
+
+def old_pod() -> list[dict[str, Any]]:
+    """Return a pod as they were written for that driver: two containers, and attributes that it requires."""
+    objects = driver.example("two-containers")
+    spec = the("Pod", objects)["spec"]
+    sshfs, app = spec["containers"]
+    sshfs["image"] = "localhost/old-sshfs:1"
+    app |= {
+        "image": "busybox:1.37",
+        "command": ["sh", "-c", "trap 'exit 0' TERM; until mount | grep fuse; do sleep 1; done; sleep infinity & wait"],
+    }
+    (volume,) = [each for each in spec["volumes"] if "csi" in each]
+    volume["csi"] = {
+        "driver": OLD_DRIVER,
+        "readOnly": False,
+        "volumeAttributes": {
+            "fdPassingEmptyDirName": "fuse-fd-passing",
+            "fdPassingSocketName": "fuse-csi-ephemeral.sock",
+        },
+    }
+    return objects

@@ -1,0 +1,84 @@
+"""What the pages tell an administrator to do on a running cluster, and the versions that they name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cluster import binaries, driver, images
+from tests.cluster.commands import execute
+from tests.cluster.pods import Pod, applied
+from tests.e2e.conftest import wait_until
+from tests.e2e.documented import PAGES, block
+from tests.kubernetes.objects import the
+
+if TYPE_CHECKING:
+    from tests.cluster.node import ClusterNode
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
+
+PAGE = "kubernetes.md"
+
+
+def test_the_page_names_the_versions_of_the_node(node: ClusterNode) -> None:
+    (found,) = json.loads(node.kubectl("get", "nodes", "--output=json").stdout)["items"]
+    about = found["status"]["nodeInfo"]
+    assert about["kubeletVersion"] == f"v{binaries.version()}"
+    runtime, _, version = about["containerRuntimeVersion"].partition("://")
+    hierarchy = node.run(["stat", "--file-system", "--format=%T", "/sys/fs/cgroup"]).stdout.strip()
+    cgroups = {"tmpfs": 1, "cgroup2fs": 2}[hierarchy]
+    assert (
+        f" node with Kubernetes {binaries.version()}, {runtime} {version.partition('.')[0]} and runc, "
+        f"with cgroups of version {cgroups}."
+    ) in " ".join(PAGES[PAGE].read_text().split())
+
+
+def test_the_first_pod(node: ClusterNode) -> None:
+    apply, logs = block(PAGE, "kubectl apply --filename").commands
+    pod = Pod(node, "sshfs")
+    try:
+        execute(node, apply)
+        pod.wait_until_ready()
+        wait_until(lambda: "hello" in execute(node, logs))
+    finally:
+        node.kubectl("delete", "pod", pod.name)
+
+
+def test_what_a_program_said_is_found(node: ClusterNode) -> None:
+    objects = driver.example("sshfs")
+    the("Pod", objects)["spec"]["initContainers"][0]["command"][-2] = "server:missing"
+    commands = block(PAGE, "kubectl describe pod").commands
+    broker = node.kubectl(
+        *("--namespace", driver.NAMESPACE, "get", "pods", "--output", "jsonpath={.items[*].metadata.name}")
+    ).stdout
+    names = {"POD": "sshfs", "CONTAINER": "sshfs", "BROKER": broker}
+    with applied(node, objects) as pod:
+        restarted = "--for=jsonpath={.status.initContainerStatuses[0].restartCount}=1"
+        node.kubectl("wait", restarted, f"pod/{pod.name}", "--timeout=60s")
+        said = []
+        for command in commands:
+            words = command.partition("#")[0]
+            said.append(execute(node, command, names={name: names[name] for name in names if name in words}))
+        describe, logs, brokers, log, mounts, status = said
+        # Both, because of terminationMessagePolicy.
+        assert "server:missing: No such file or directory" in logs
+        assert "server:missing: No such file or directory" in describe
+        assert broker in brokers and " node " in brokers
+        assert all(json.loads(line) for line in log.splitlines())
+        assert " dead " in mounts and " server:missing " in mounts
+        assert "mounts" in status
+
+
+def test_an_archive_is_imported(node: ClusterNode) -> None:
+    (command,) = block(PAGE, "ctr ").commands
+    archive = images.driver_images() / command.split()[-1]
+    directory = node.seen("/root")
+    shutil.copy(archive, directory)
+    try:
+        node.run(["env", "--chdir=/root", *command.split()])
+        assert images.BROKER in node.run(["ctr", "--namespace", "k8s.io", "images", "list", "--quiet"]).stdout.split()
+    finally:
+        (directory / archive.name).unlink()
