@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tests.callers import images as callers
-from tests.cluster import binaries
+from tests.cluster import binaries, buckets, test_installations
 from tests.cluster import images as driver_images
 from tests.csi import build as csi
 from tests.csi import test_distributions
@@ -50,6 +50,10 @@ def of_the_cluster() -> Iterator[Callable[[], object]]:
     yield partial(images.rootfs, binaries.ROOT)
     yield driver_images.driver_images
     yield partial(images.rootfs, driver_images.SERVER)
+    yield partial(images.rootfs, buckets.DEBIANS)
+    for name in buckets.MODULES:
+        yield partial(buckets.built, name)
+    yield test_installations.definitions
 
 
 def recipes() -> Iterator[images.DebianRecipe]:

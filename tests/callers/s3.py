@@ -8,15 +8,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from tests.callers.build import SITE, python_programs
 from tests.lab.commands import run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from tests.lab.podman import Container
 
 PORT = 9000
 """Any port will do: a network namespace has all of them to itself."""
@@ -25,9 +23,17 @@ URL = f"http://127.0.0.1:{PORT}"
 BUCKET = "bucket"
 
 
+class Networked(Protocol):
+    """A container or another machine with a network namespace of its own."""
+
+    @property
+    def pid(self) -> int:
+        """The pid of a process in it."""
+
+
 @contextlib.contextmanager
-def s3_for(container: Container) -> Iterator[str]:
-    """Yield the URL of a server that processes in this container can reach; the server ends with the block.
+def s3_for(container: Networked) -> Iterator[str]:
+    """Yield the URL of a server for the processes in this container; the server ends with the block.
 
     There is one bucket, BUCKET, with a file `hello` in it. Raises `build.NotReachable` if moto can't be downloaded.
     """
@@ -37,7 +43,7 @@ def s3_for(container: Container) -> Iterator[str]:
         run(["tar", "--extract", "--file", site, "--directory", directory])
         with (directory / "log").open("wb") as log:
             server = subprocess.Popen(
-                [*in_network_of(container), sys.executable, "-m", "moto.server", "--host=127.0.0.1", f"--port={PORT}"],
+                [*in_network_of(container), sys.executable, "-m", "moto.server", "--host=0.0.0.0", f"--port={PORT}"],
                 env={
                     "PYTHONPATH": str(directory),
                     "PATH": "/usr/bin:/bin",
@@ -59,7 +65,7 @@ def s3_for(container: Container) -> Iterator[str]:
             server.wait(timeout=60)
 
 
-def in_network_of(container: Container) -> list[str]:
+def in_network_of(container: Networked) -> list[str]:
     return ["nsenter", f"--net=/proc/{container.pid}/ns/net", "--"]
 
 
@@ -71,19 +77,21 @@ urllib.request.urlopen(request, timeout=60).close()
 """
 
 
-def put(container: Container, path: str, content: str = "") -> None:
+def put(container: Networked, path: str, content: str = "") -> None:
     """Create a bucket, or an object in a bucket."""
     run([*in_network_of(container), sys.executable, "-c", PUT, f"{URL}/{path}", content])
 
 
-def accepts(container: Container, port: int) -> bool:
+def accepts(container: Networked, port: int) -> bool:
     """Return whether a server accepts connections in the container's network, at this port."""
     connect = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), 10)"
     return run([*in_network_of(container), sys.executable, "-c", connect, str(port)], check=False).returncode == 0
 
 
-def wait_until_serving(container: Container, server: subprocess.Popen[bytes], log: Path, seconds: float = 90) -> None:
+def wait_until_serving(
+    container: Networked, server: subprocess.Popen[bytes], log: Path, seconds: float = 90, port: int = PORT
+) -> None:
     give_up = time.monotonic() + seconds
-    while not accepts(container, PORT):
+    while not accepts(container, port):
         assert server.poll() is None and time.monotonic() < give_up, log.read_text()
         time.sleep(0.1)

@@ -2,17 +2,20 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-/// The arguments: `[--auto-unmount] MOUNTPOINT`.
+/// The arguments: `[--auto-unmount] [--allow-other] MOUNTPOINT`.
 struct Arguments {
     auto_unmount: bool,
+    #[allow(dead_code)] // only mountpoint_s3_fuser heeds it
+    allow_other: bool,
     mountpoint: String,
 }
 
 fn arguments() -> Arguments {
-    let mut arguments = Arguments { auto_unmount: false, mountpoint: String::new() };
+    let mut arguments = Arguments { auto_unmount: false, allow_other: false, mountpoint: String::new() };
     for argument in std::env::args().skip(1) {
         match argument.as_str() {
             "--auto-unmount" => arguments.auto_unmount = true,
+            "--allow-other" => arguments.allow_other = true,
             _ => arguments.mountpoint = argument,
         }
     }

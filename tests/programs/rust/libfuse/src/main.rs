@@ -1,4 +1,4 @@
-//! mountpoint_s3_fuser [--auto-unmount] MOUNTPOINT: a file, hello, that can be read and written; on the fuser that
+//! mountpoint_s3_fuser [--auto-unmount] [--allow-other] MOUNTPOINT: a file, hello, that can be read and written; on the fuser that
 //! mountpoint-s3 brings with it.
 use fuser::{MountOption, ReplyAttr, ReplyData, ReplyDirectory, ReplyEntry, ReplyWrite, Request, TimeOrNow};
 use std::ffi::OsStr;
@@ -102,6 +102,9 @@ fn main() {
     let mut options = vec![MountOption::FSName("mountpoint-s3".to_string())];
     if arguments.auto_unmount {
         options.push(MountOption::AutoUnmount); // which adds allow_other
+    }
+    if arguments.allow_other {
+        options.push(MountOption::AllowOther); // or fuser itself refuses all users but the program's, even root
     }
     let hello = Hello { content: Mutex::new(b"hello\n".to_vec()) };
     match fuser::spawn_mount2(hello, arguments.mountpoint, &options) {
