@@ -15,6 +15,7 @@ from tests.e2e.conftest import wait_until
 from tests.e2e.csi.conftest import CONFIGURATION
 from tests.e2e.csi.pods import DATA, SOCKETS, VOLUME, consumer, kill, pod, read, serve, starter, wait_for_volume
 from tests.e2e.csi.test_killed_programs import CONTENT, MAY_BE_SAID, Reader, reads, serves
+from tests.e2e.csi.test_processes import kill as kill_process
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,6 +107,26 @@ def test_a_container_starts_again_while_the_program_is_away(kubelet: Kubelet, ti
             assert read(running, name) == "hello\n"
         assert running["stays"].pid == started
         assert running.restarts["dies"] == 1
+
+
+@pytest.mark.parametrize("process", ["front", "broker"])
+def test_a_later_broker_knows_what_containers_have(run_cluster: RunCluster, process: str) -> None:
+    """The one that saw the program end is killed before the next program mounts."""
+    cluster = run_cluster(f"dead_mounts_seconds = 2\n{CONFIGURATION}")
+    cluster.kubelet.binds_as_containerd = True
+    container = consumer("stays", propagation="None")
+    with cluster.kubelet.new_pod(pod([container], init=[starter(WHEN_LET, sidecar=True)])) as running:
+        running.set_up_volumes()
+        go(running).touch()
+        running.start_sandbox()
+        running.start_containers()
+        assert serves(running, "stays")
+        go(running).unlink()
+        kill(running)
+        wait_until(lambda: has_tombstone(running), 30)
+        kill_process(cluster, process)
+        go(running).touch()
+        wait_until(lambda: serves(running, "stays"), 30)
 
 
 def test_a_part_of_the_volume_is_restored_although_there_was_a_tombstone(kubelet: Kubelet) -> None:
