@@ -120,3 +120,40 @@ class StartCheck(NamedTuple):
 
 class Checked(NamedTuple):
     pass
+
+
+class StartRestore(NamedTuple):
+    """To the mounter, with one descriptor: conversation.
+
+    Where a container of the pod has the tombstone, or a `former` filesystem of the volume as in
+    `mounter.StartVolumeMount`, have the filesystem of `device` take its place, if that is at `target`; `connection` is
+    the inode of its connection. In the mount namespace `but`, if that is not 0, it takes the place of the tombstone
+    only. Answered by `Restored`.
+    """
+
+    seconds: Seconds
+    target: bytes
+    device: DeviceNumber
+    connection: int
+    but: NamespaceInode
+    former: bytes
+
+
+class Restored(NamedTuple):
+    """All containers that could be reached have been looked at."""
+
+
+class StartTombstone(NamedTuple):
+    """To the mounter, with one descriptor: conversation. Put a filesystem that nobody serves, but that can be looked
+    at, in the place of the filesystem of `device` at `target` if that is dead; answered by `TombstonePut`.
+    """
+
+    seconds: Seconds
+    target: bytes
+    device: DeviceNumber
+
+
+class TombstonePut(NamedTuple):
+    """Whether it has `replaced` the dead filesystem; if not, that is not dead, or not topmost there any more."""
+
+    replaced: bool

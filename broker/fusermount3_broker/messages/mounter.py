@@ -58,13 +58,17 @@ from fusermount3_broker.messages.maintenance import Found as Found
 from fusermount3_broker.messages.maintenance import NobodyThere as NobodyThere
 from fusermount3_broker.messages.maintenance import Reaped as Reaped
 from fusermount3_broker.messages.maintenance import Recognized as Recognized
+from fusermount3_broker.messages.maintenance import Restored as Restored
 from fusermount3_broker.messages.maintenance import StartAbort as StartAbort
 from fusermount3_broker.messages.maintenance import StartCheck as StartCheck
 from fusermount3_broker.messages.maintenance import StartReap as StartReap
 from fusermount3_broker.messages.maintenance import StartRecognize as StartRecognize
+from fusermount3_broker.messages.maintenance import StartRestore as StartRestore
 from fusermount3_broker.messages.maintenance import StartSearch as StartSearch
 from fusermount3_broker.messages.maintenance import StartSurvey as StartSurvey
+from fusermount3_broker.messages.maintenance import StartTombstone as StartTombstone
 from fusermount3_broker.messages.maintenance import Surveyed as Surveyed
+from fusermount3_broker.messages.maintenance import TombstonePut as TombstonePut
 from fusermount3_broker.messages.quantities import NO_GROUP as NO_GROUP
 from fusermount3_broker.messages.quantities import DeviceNumber as DeviceNumber
 from fusermount3_broker.messages.quantities import Errno as Errno
@@ -221,41 +225,6 @@ class Stated(NamedTuple):
     available_bytes: int
     total_inodes: int
     free_inodes: int
-
-
-class StartRestore(NamedTuple):
-    """To the mounter, with one descriptor: conversation. Where a container of the pod has a `former` filesystem of the
-    volume, as in `StartVolumeMount`, or the tombstone, have the filesystem of `device` take its place, if that is at
-    `target`; `connection` is the inode of its connection. In the mount namespace `but`, if that is not 0, it takes the
-    place of the tombstone only. Answered by `Restored`.
-    """
-
-    seconds: Seconds
-    target: bytes
-    device: DeviceNumber
-    connection: int
-    but: NamespaceInode
-    former: bytes
-
-
-class Restored(NamedTuple):
-    """All containers that could be reached have been looked at."""
-
-
-class StartTombstone(NamedTuple):
-    """To the mounter, with one descriptor: conversation. Put a filesystem that nobody serves, but that can be looked
-    at, in the place of the filesystem of `device` at `target` if that is dead; answered by `TombstonePut`.
-    """
-
-    seconds: Seconds
-    target: bytes
-    device: DeviceNumber
-
-
-class TombstonePut(NamedTuple):
-    """Whether it has `replaced` the dead filesystem; if not, that is not dead, or not topmost there any more."""
-
-    replaced: bool
 
 
 class Entering(NamedTuple):
