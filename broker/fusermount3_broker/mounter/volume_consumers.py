@@ -151,7 +151,7 @@ def _namespaces(opened: Descriptors, pod: bytes, former: Former, parts: bool) ->
     """
     own = os.stat("self/ns/mnt", dir_fd=opened.proc).st_ino
     seen = {own}
-    with suppress(PermissionError):  # then no process of a pod can be in it either, without more rights than this one
+    with suppress(PermissionError):  # a process 1 that nobody may look at
         seen.add(os.stat("1/ns/mnt", dir_fd=opened.proc).st_ino)
     if parts:
         within = _directory_of(opened, pod)
