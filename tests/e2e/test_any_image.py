@@ -91,7 +91,7 @@ def test_mergerfs_of_an_untouched_debian_mounts_as(user: str, mountpoint: str, g
 
 @pytest.fixture
 def by_readme(broker: Broker) -> list[str]:
-    return with_paths_of(broker, options_of("podman run", "README.md"))
+    return with_paths_of(broker, options_of("podman run -v", "README.md"))
 
 
 @pytest.mark.parametrize("way", ["by_cdi", "by_volumes", "by_readme"])

@@ -624,7 +624,7 @@ def test_no_other_filesystem_is_replaced_whatever_the_mounter_is_told(tmp_path: 
                 syscalls.mount(b"other", bytes(other), b"fuse", 0, data)
                 tinyfuse.serve(fuse, b"alive", hangs=False, mode=0o644)
         wait_until(partial(is_content, b"alive", other / "file"))
-        named = other.stat().st_dev
+        named = os.minor(other.stat().st_dev)
         device = bereaved(front, volume)
         pid = container(volume, place)
         program = serve(front, volume, b"next", former=b"%d 1\n%d 1\n" % (named, 2**32 - 1))
