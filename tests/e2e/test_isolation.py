@@ -209,6 +209,7 @@ def test_a_restart_of_the_broker_loses_no_mount(run_broker: RunBroker) -> None:
     with containers(broker) as start:
         container = start(image_tag(BUSYBOX), user=USER)
         program = serve(container)
+        wait_until(lambda: broker.mounts()[0]["program_pid"])
         listed = broker.mounts()
         assert [mount["mountpoint"] for mount in listed] == [MOUNTPOINT]
 
@@ -216,7 +217,7 @@ def test_a_restart_of_the_broker_loses_no_mount(run_broker: RunBroker) -> None:
         check_use(container)
         broker.start()
         check_use(container)
-        assert broker.mounts() == listed
+        wait_until(lambda: broker.mounts() == listed)
 
         stranger = container.exec(["fusermount3", "-u", MOUNTPOINT], user="12345:12345", check=False)
         assert "not found in /etc/mtab" in stranger.stderr

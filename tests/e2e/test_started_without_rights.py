@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).parents[2]
-AS_USER = ("env", "HOME=/nonexistent", "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all")
+#: Without what a make that runs these tests says to another one.
+AS_USER = (
+    *("env", "--unset=MAKELEVEL", "--unset=MAKEFLAGS", "--unset=MFLAGS", "HOME=/nonexistent"),
+    *("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"),
+)
 #: What an engine gives root of a container that was started without options.
 CAPABILITIES_OF_PODMAN = (
     "chown,dac_override,fowner,fsetid,kill,net_bind_service,setfcap,setgid,setpcap,setuid,sys_chroot"

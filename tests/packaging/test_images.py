@@ -366,10 +366,17 @@ def test_the_container_that_passes_on_metrics_finds_its_program_in_it(loaded: Lo
 
 def test_the_container_that_writes_the_cdi_file_finds_its_program_in_it(loaded: Loaded, tmp_path: Path) -> None:
     added = added_by("device-plugin-cdi")
-    assert [mount["mountPath"] for mount in added["volumeMounts"]] == ["/etc/cdi"]
+    places = [mount["mountPath"] for mount in added["volumeMounts"]]
+    assert places == ["/etc/cdi", "/opt/fusermount3-proxy"]
+    volumes = []
+    for place in places:
+        directory = tmp_path / Path(place).name
+        directory.mkdir()
+        volumes += ["--volume", f"{directory}:{place}"]
+    (tmp_path / "fusermount3-proxy/fusermount3-proxy").touch()
     entrypoint, *words = added["command"]
     options = ["--rm", "--read-only", "--cap-drop=all", "--network=none", f"--entrypoint={entrypoint}"]
-    command = ["podman", *RUNTIME, "run", *LIMITS, *options, "--volume", f"{tmp_path}:/etc/cdi", loaded.broker]
-    run([*command, *words, *added["args"]])
-    (written,) = tmp_path.iterdir()
+    command = ["podman", *RUNTIME, "run", *LIMITS, *options, *volumes, loaded.broker]
+    assert "Warning" not in run([*command, *words, *added["args"]]).stderr
+    (written,) = (tmp_path / "cdi").iterdir()
     assert json.loads(written.read_text())["kind"] == "fusermount3-proxy.dev/fuse"
