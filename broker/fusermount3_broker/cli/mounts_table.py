@@ -41,7 +41,8 @@ def cells(mount: Answered, now: float) -> list[str]:
 def lines(mounts: Iterable[Answered]) -> list[str]:
     """Return the table with each mount on one line, whatever its length."""
     rows = _rows(mounts)
-    return [line for row in rows for line in _laid_out(row, _natural_widths(rows), is_folded=False)]
+    widths = _natural_widths(rows)
+    return [line for row in rows for line in _laid_out(row, widths, is_folded=False)]
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def _fitted_widths(rows: Iterable[Sequence[str]], width: int) -> list[int]:
     natural = _natural_widths(rows)
     least = [own if heading in _WHOLE else len(heading) for own, heading in zip(natural, HEADINGS, strict=True)]
     room = width - (len(HEADINGS) - 1)
-    most = max(natural)
+    most = min(max(natural), max(room, 1))
     while sum(fitted := [min(own, max(least_, most)) for own, least_ in zip(natural, least, strict=True)]) > room:
         if fitted == least:
             break
@@ -109,4 +110,4 @@ def _folded(cell: str, width: int) -> list[str]:
 
 def _cut(cell: str, width: int) -> list[str]:
     """Return the cell, or what of it fits before an ellipsis."""
-    return [cell] if cell_len(cell) <= width else [f"{_folded(cell, width - 1)[0]}…"]
+    return [cell] if cell_len(cell) <= width else [f"{_folded(cell[:width], width - 1)[0]}…"]

@@ -70,6 +70,48 @@ def test_no_text_is_lost_where_there_is_room_below() -> None:
     assert "".join(line[start:end].strip() for line in column[1:]) == LONG["mountpoint"]
 
 
+@pytest.mark.parametrize("is_fitted", [False, True])
+def test_each_cell_of_a_long_table_is_looked_at_a_few_times(monkeypatch: pytest.MonkeyPatch, is_fitted: bool) -> None:
+    calls = 0
+
+    def counted(text: str) -> int:
+        nonlocal calls
+        calls += 1
+        return len(text)
+
+    monkeypatch.setattr(mounts_table, "cell_len", counted)
+    each = named(*[MOUNT] * 3000)
+    if is_fitted:
+        drawn(200, *each)
+    else:
+        assert len(mounts_table.lines(each)) == 3001
+    assert calls <= 3001 * len(mounts_table.HEADINGS) * (30 if is_fitted else 3)
+
+
+def test_a_very_long_cell_is_fitted_and_cut_without_going_through_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = 0
+
+    def counted(text: str) -> int:
+        nonlocal calls
+        calls += 1
+        return len(text)
+
+    monkeypatch.setattr(mounts_table, "cell_len", counted)
+    compared = 0
+
+    def counted_max(*given: Any) -> Any:
+        nonlocal compared
+        compared += 1
+        return max(*given)
+
+    monkeypatch.setattr(mounts_table, "max", counted_max, raising=False)
+    lines = drawn(120, MOUNT | {"source": "x" * 100_000}, most=1)
+    assert lines[1].count("…") == 1
+    assert max(map(len, lines)) == 120
+    assert calls < 1000
+    assert compared < len(mounts_table.HEADINGS) * 120
+
+
 def test_a_mount_without_a_known_program_shows_none() -> None:
     _, row = drawn(200, MOUNT | {"program_pid": 0, "program_command": ""})
     assert row.split()[-3:-1] == ["-", "-"]
@@ -177,20 +219,40 @@ def completed(config: Path, *line: str, typed: str) -> list[CompletionItem]:
 
 
 def test_ids_are_completed_with_their_mountpoints(fake_control: FakeControlSocket) -> None:
-    fake_control.answer([MOUNT, MOUNT | {"request_id": "1aff", "mountpoint": "/b\n"}, MOUNT | {"request_id": "2222"}])
+    fake_control.answer(
+        [MOUNT, MOUNT | {"request_id": "1aff0000", "mountpoint": "/b\n"}, MOUNT | {"request_id": "22222222"}]
+    )
     offered = completed(fake_control.config, "abort", typed="1A")
-    assert [(each.value, each.help) for each in offered] == [("1a2b3c4d", "/mnt/a b"), ("1aff", "/b\\n")]
+    assert [(each.value, each.help) for each in offered] == [("1a2b3c4d", "/mnt/a b"), ("1aff0000", "/b\\n")]
 
 
 def test_an_id_that_is_on_the_line_is_not_offered_again(fake_control: FakeControlSocket) -> None:
-    fake_control.answer([MOUNT, MOUNT | {"request_id": "2222"}])
-    assert [each.value for each in completed(fake_control.config, "abort", "2222", typed="")] == ["1a2b3c4d"]
+    fake_control.answer([MOUNT, MOUNT | {"request_id": "22222222"}])
+    assert [each.value for each in completed(fake_control.config, "abort", "22222222", typed="")] == ["1a2b3c4d"]
 
 
 def test_containers_are_completed(fake_control: FakeControlSocket) -> None:
     fake_control.answer([MOUNT, MOUNT, MOUNT | {"container": "session-2.scope"}])
     offered = completed(fake_control.config, "mounts", "--container", typed="ff")
     assert [each.value for each in offered] == ["f" * 64]
+
+
+HOSTILE = ["$(reboot)", "a;b", "a b", "`a`", "-h", "a\nb", "a\\b", "\x1b[2J", "é"]
+
+
+def test_nothing_is_offered_that_a_shell_takes_for_more_than_a_word(fake_control: FakeControlSocket) -> None:
+    wrong = [*HOSTILE, "1a2b3c4", "1a2b3c4d5", "1A2B3C4D", "1a2b3c4d\n"]
+    fake_control.answer([MOUNT, *(MOUNT | {"request_id": each} for each in wrong)])
+    assert [each.value for each in completed(fake_control.config, "abort", typed="")] == ["1a2b3c4d"]
+
+
+def test_no_name_of_a_container_is_offered_that_a_shell_takes_for_more(
+    monkeypatch: pytest.MonkeyPatch, fake_control: FakeControlSocket
+) -> None:
+    answered = [{"container_name": each, "container_id": ""} for each in [*HOSTILE, "default/web-1_2.a:b"]]
+    monkeypatch.setattr(mounts, "ask", lambda _: answered)
+    offered = completed(fake_control.config, "mounts", "--container", typed="")
+    assert [each.value for each in offered] == ["default/web-1_2.a:b"]
 
 
 @pytest.mark.parametrize("answer", [b"", b"5", b"[5]", b"null", b'[{"request_id": 7}]', b'{"error": "x"}'])
