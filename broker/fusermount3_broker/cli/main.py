@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 #: The driver's name in Kubernetes, unless it takes another's place.
 DRIVER_NAME = "csi.fusermount3-proxy.dev"
 
-#: A request ID, or a beginning of one.
+#: A request ID, or a beginning of one; and the fewest digits that may stand for a mount: fewer are typed by mistake.
 _REQUEST_ID = re.compile("[0-9a-fA-F]{1,32}")
+_SHORTEST_ID = 4
 
 _CONFIG = click.option(
     "--config",
@@ -337,7 +338,10 @@ def mounts(config_path: Path | None, as_json: bool, dead: bool, hung: bool, cont
 @_CONFIG
 @click.argument("ids", metavar="ID...", nargs=-1, required=True, shell_complete=completion.request_ids)
 def abort(config_path: Path | None, ids: tuple[str, ...]) -> None:
-    """Abort the FUSE connections of the mounts with these request IDs, which `mounts` shows; a unique prefix is enough.
+    """Abort the FUSE connections of the mounts with these request IDs, which `mounts` shows.
+
+    The beginning of an ID is enough if it has at least 4 digits and no other ID begins so. If one of the IDs is unknown
+    or ambiguous, nothing is aborted.
 
     Processes that wait for their FUSE programs get an error, and data that was not written back is lost. Then the
     mounts are dead, and the broker removes them like all dead mounts.
@@ -345,9 +349,13 @@ def abort(config_path: Path | None, ids: tuple[str, ...]) -> None:
     for id in ids:
         if not _REQUEST_ID.fullmatch(id):
             raise _Failure(f"{id!r} is no request ID, and none begins so: see fusermount3-broker mounts")
+        if len(id) < _SHORTEST_ID:
+            raise _Failure(f"'{id}' is too short: type at least {_SHORTEST_ID} digits of a request ID")
+    with _understanding():
+        known = {each for mount in _ask(config_path, "mounts") if _REQUEST_ID.fullmatch(each := mount["request_id"])}
     failed = False
-    for id in ids:
-        answer = _ask(config_path, f"abort {id.lower()}")
+    for id in _resolved(ids, known):
+        answer = _ask(config_path, f"abort {id}")
         with _understanding():
             if "error" in answer:
                 _Failure(str(answer["error"])).show()
@@ -356,6 +364,23 @@ def abort(config_path: Path | None, ids: tuple[str, ...]) -> None:
                 _say(f"aborted {answer['request_id']}: {answer['mountpoint'] or answer['volume']}, {answer['type']}")
     if failed:
         raise click.exceptions.Exit(1)
+
+
+def _resolved(beginnings: Iterable[str], known: Iterable[str]) -> list[str]:
+    """Return the known IDs that begin so, each once. Raises _Failure unless each beginning is that of one ID."""
+    found: list[str] = []
+    problems = []
+    for beginning in beginnings:
+        match sorted(id for id in known if id.startswith(beginning.lower())):
+            case []:
+                problems.append(f"no live mount has the id '{beginning.lower()}'")
+            case [id]:
+                found.append(id)
+            case several:
+                problems.append(f"'{beginning.lower()}' is ambiguous: {', '.join(several)}")
+    if problems:
+        raise _Failure(*problems)
+    return list(dict.fromkeys(found))
 
 
 @main.command("device-plugin")

@@ -65,9 +65,12 @@ async def _answer(front: Front, health: Health, question: str) -> Any:
 
 
 async def _abort(front: Front, wanted: str) -> dict[str, Any]:
-    """Abort the connection of the only mount whose request ID starts with `wanted`; return that mount."""
+    """Abort the connection of the mount with this request ID; return that mount.
+
+    No beginning of an ID is enough: who has chosen one by it has seen other mounts than there are now.
+    """
     front.registry.reconcile()
-    found = [mount for mount in front.registry if mount.request_id.startswith(wanted)]
+    found = [mount for mount in front.registry if mount.request_id == wanted]
     if not found:
         return {"error": f"no live mount has the id '{wanted}'"}
     if len(found) > 1:

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 class FakeControlSocket:
-    """A control socket that answers a question with given bytes. `config` is a configuration file that names it."""
+    """A control socket that answers each question with the next of the given values, or bytes.
+
+    `config` is a configuration file that names it.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.config = directory / "broker.toml"
@@ -25,19 +28,20 @@ class FakeControlSocket:
         self._listener: socket.socket | None = None
         self._thread: threading.Thread | None = None
 
-    def answer(self, value: Any) -> None:
-        content = value if isinstance(value, bytes) else json.dumps(value).encode() + b"\n"
+    def answer(self, *values: Any) -> None:
+        contents = [value if isinstance(value, bytes) else json.dumps(value).encode() + b"\n" for value in values]
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(bytes(self.path))
         self._listener.listen()
-        self._thread = threading.Thread(target=self._serve, args=(self._listener, content), daemon=True)
+        self._thread = threading.Thread(target=self._serve, args=(self._listener, contents), daemon=True)
         self._thread.start()
 
-    def _serve(self, listener: socket.socket, content: bytes) -> None:
-        connection, _ = listener.accept()
-        with connection, connection.makefile("rb") as question:
-            self.questions.append(question.readline())
-            connection.sendall(content)
+    def _serve(self, listener: socket.socket, contents: list[bytes]) -> None:
+        for content in contents:
+            connection, _ = listener.accept()
+            with connection, connection.makefile("rb") as question:
+                self.questions.append(question.readline())
+                connection.sendall(content)
 
     def close(self) -> None:
         if self._thread and self._listener:

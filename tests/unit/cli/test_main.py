@@ -291,16 +291,16 @@ def test_no_mounts_are_a_table_without_lines(fake_control: FakeControlSocket) ->
 
 
 def test_a_mount_that_is_aborted_is_named(fake_control: FakeControlSocket) -> None:
-    fake_control.answer(MOUNT)
+    fake_control.answer([MOUNT], MOUNT)
     result = run("abort", "--config", fake_control.config, "1a2b")
     assert (result.exit_code, result.output) == (0, "aborted 1a2b3c4d: /mnt/a b, fuse.sshfs\n")
-    assert fake_control.questions == [b"abort 1a2b\n"]
+    assert fake_control.questions == [b"mounts\n", b"abort 1a2b3c4d\n"]
 
 
 def test_what_cannot_be_aborted_is_told_in_one_line(fake_control: FakeControlSocket) -> None:
-    fake_control.answer({"error": "no live mount has the id '1a2b'"})
+    fake_control.answer([MOUNT], {"error": "no live mount has the id '1a2b3c4d'"})
     result = run("abort", "--config", fake_control.config, "1a2b")
-    assert (result.exit_code, result.output) == (1, "Error: no live mount has the id '1a2b'\n")
+    assert (result.exit_code, result.output) == (1, "Error: no live mount has the id '1a2b3c4d'\n")
 
 
 def test_mounts_as_json_are_what_the_broker_answered_with_their_containers(fake_control: FakeControlSocket) -> None:

@@ -294,13 +294,45 @@ def test_abort_without_an_id_is_a_wrong_command_line(fake_control: FakeControlSo
     assert "Missing argument 'ID...'" in result.output
 
 
-def test_what_fails_does_not_keep_the_others_from_being_aborted(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    answers = {"abort 1a": MOUNT, "abort 2b": {"error": "no live mount has the id '2b'"}, "abort 3c": MOUNT}
-    monkeypatch.setattr("fusermount3_broker.cli.control_client.ask", lambda _, command: answers[command])
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """The questions to a broker with several mounts, of which 2b2b0000 can't be aborted."""
+    questions: list[str] = []
     (tmp_path / "broker.toml").touch()
-    result = run("abort", "--config", tmp_path / "broker.toml", "1A", "2b", "3c")
-    aborted = "aborted 1a2b3c4d: /mnt/a b, fuse.sshfs"
-    assert sorted(result.output.splitlines()) == ["Error: no live mount has the id '2b'", aborted, aborted]
+
+    def ask(_: Path, command: str) -> Any:
+        questions.append(command)
+        if command == "mounts":
+            return [MOUNT | {"request_id": each} for each in ("1a2b3c4d", "2b2b0000", "3c3c3c3c", "3c3cffff", "\n" * 8)]
+        return {"error": "it is gone"} if command == "abort 2b2b0000" else MOUNT | {"request_id": command[6:]}
+
+    monkeypatch.setattr("fusermount3_broker.cli.control_client.ask", ask)
+    return questions
+
+
+def test_what_fails_does_not_keep_the_others_from_being_aborted(asked: list[str], tmp_path: Path) -> None:
+    result = run("abort", "--config", tmp_path / "broker.toml", "1A2B", "2b2b", "3c3c3")
+    aborted = [f"aborted {each}: /mnt/a b, fuse.sshfs" for each in ("1a2b3c4d", "3c3c3c3c")]
+    assert sorted(result.output.splitlines()) == ["Error: it is gone", *aborted]
     assert result.exit_code == 1
+    assert asked == ["mounts", "abort 1a2b3c4d", "abort 2b2b0000", "abort 3c3c3c3c"], "by the whole IDs"
+
+
+def test_an_id_that_is_given_twice_is_aborted_once(asked: list[str], tmp_path: Path) -> None:
+    assert run("abort", "--config", tmp_path / "broker.toml", "1a2b", "1a2b3c4d", "1A2B").exit_code == 0
+    assert asked == ["mounts", "abort 1a2b3c4d"]
+
+
+def test_nothing_is_aborted_if_an_id_is_unknown_or_ambiguous(asked: list[str], tmp_path: Path) -> None:
+    result = run("abort", "--config", tmp_path / "broker.toml", "1a2b", "3C3C", "ffff")
+    assert result.output.splitlines() == [
+        "Error: '3c3c' is ambiguous: 3c3c3c3c, 3c3cffff",
+        "no live mount has the id 'ffff'",
+    ]
+    assert (result.exit_code, asked) == (1, ["mounts"])
+
+
+def test_a_few_digits_stand_for_no_mount(asked: list[str], tmp_path: Path) -> None:
+    result = run("abort", "--config", tmp_path / "broker.toml", "1a2b", "1a2")
+    assert result.output == "Error: '1a2' is too short: type at least 4 digits of a request ID\n"
+    assert (result.exit_code, asked) == (1, [])

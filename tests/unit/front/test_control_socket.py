@@ -77,6 +77,24 @@ def test_an_abort_of_anything_but_one_id_is_refused_with_a_reason(question: str)
     assert answer == {"error": "abort takes the request ID of one mount"}
 
 
+@pytest.mark.parametrize("wanted", ["1a2b", "1a2b3c4", "1a2b3c4d5", "1A2B3C4D"])
+def test_a_beginning_of_an_id_is_not_enough_to_abort_a_mount(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
+    """The command line has resolved it, among the mounts that its user has seen."""
+
+    class Registry(list[Any]):
+        def reconcile(self) -> None:
+            pass
+
+    async def never(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("fusermount3_broker.front.hung_connections.abort", never)
+    monkeypatch.setattr(control_socket, "_described", lambda *_: {})
+    front: Any = SimpleNamespace(registry=Registry([SimpleNamespace(request_id="1a2b3c4d")]))
+    answer = asyncio.run(control_socket._answer(front, SimpleNamespace(), f"abort {wanted}"))  # type: ignore[arg-type]
+    assert answer == {"error": f"no live mount has the id '{wanted}'"}
+
+
 def test_a_listening_socket_is_told_by_its_path_or_its_port(tmp_path: Path) -> None:
     for family, address, told in (
         (socket.AF_UNIX, str(tmp_path / "s"), str(tmp_path / "s")),
