@@ -1,11 +1,10 @@
 """What a configuration asks for that is no mistake in itself, but fails when the broker starts on this host.
 
 Nothing is made or changed for that. A path is wrong if the broker could make no socket or directory there; a port, if
-another program than a broker listens on it.
+the broker could not listen on it. What only root may know is not known to others, and no mistake.
 """
 
 import errno
-import http.client
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -22,8 +21,6 @@ _UNITS = tuple(
 _SERVICE = "fusermount3-broker.service"
 #: Where that service may write.
 _OF_THE_SERVICE = (Path("/run/fusermount3-broker"), Path("/var/lib/fusermount3-broker"))
-#: A metric that every broker has; seconds for its answer; and the most bytes that are looked through.
-_METRIC, _PATIENCE, _MOST = b"fusermount3_broker_build_info", 2.0, 1 << 20
 
 
 def mistakes(configuration: Configuration) -> Iterator[tuple[Key, str]]:
@@ -39,7 +36,9 @@ def mistakes(configuration: Configuration) -> Iterator[tuple[Key, str]]:
 
 
 def notes(configuration: Configuration) -> Iterator[str]:
-    """Yield what the systemd service can't do that a broker outside of it can, if the service is installed."""
+    """Yield that a port is in use; and, if the systemd service is installed, what it can't do but others can."""
+    if isinstance(configuration.metrics, Loopback) and _errno_of_port(configuration.metrics)[0] == errno.EADDRINUSE:
+        yield f"'metrics': port {configuration.metrics.port} is in use already; fine if it is this broker's"
     if not any((directory / _SERVICE).exists() for directory in _UNITS):
         return
     if isinstance(configuration.metrics, Loopback):
@@ -81,26 +80,28 @@ def _obstacle(path: Path, is_kind: Callable[[int], bool], kind: str) -> str:
     except FileNotFoundError:
         return f"'{path}' is a broken link" if path.is_symlink() else ""
     except OSError as error:
-        return f"'{path}': {error.strerror}"
+        return "" if _is_unknown(error.errno) else f"'{path}': {error.strerror}"
     return "" if is_kind(mode) else f"'{path}' is not {kind}"
 
 
 def _problem_of_port(address: Loopback) -> str:
-    """Return why the broker can't listen there; empty if it can, or if a broker does so now."""
+    """Return why the broker can't listen there; empty if it can, or if that is not known.
+
+    A port in use may be that of the running broker. Who listens there is not asked: that could start a service.
+    """
+    number, text = _errno_of_port(address)
+    return "" if number == errno.EADDRINUSE or _is_unknown(number) else text
+
+
+def _errno_of_port(address: Loopback) -> tuple[int, str]:
+    """Return the number and the text of the error with which this process can't listen there; 0 and "" if it can."""
     try:
         with listening_sockets.listening_for_metrics(address):
-            return ""
+            return 0, ""
     except listening_sockets.SocketError as error:
-        return "" if error.errno == errno.EADDRINUSE and _is_a_brokers(address) else str(error)
+        return error.errno, str(error)
 
 
-def _is_a_brokers(address: Loopback) -> bool:
-    """Return whether the HTTP server there is a broker's."""
-    connection = http.client.HTTPConnection(address.host, address.port, timeout=_PATIENCE)
-    try:
-        connection.request("GET", "/metrics")
-        return _METRIC in connection.getresponse().read(_MOST)
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
+def _is_unknown(number: int | None) -> bool:
+    """Return whether an error is one of who is not root, and tells nothing of what root can do."""
+    return number == errno.EACCES and os.geteuid() != 0

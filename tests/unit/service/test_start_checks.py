@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import http.server
+import errno
 import os
 import socket
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fusermount3_broker.service import configuration_file, start_checks
 from fusermount3_broker.service.configuration_file import ConfigurationError
+from fusermount3_broker.service.listening_sockets import SocketError
 
 
 def told(directory: Path, text: str) -> list[str]:
@@ -27,13 +26,6 @@ def told(directory: Path, text: str) -> list[str]:
     except ConfigurationError as error:
         return [each.removeprefix(f"{file}:").replace(str(directory), "DIRECTORY") for each in error.args]
     return []
-
-
-@pytest.fixture
-def port() -> Iterator[int]:
-    """A port on which a program listens that is no broker."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield listener.getsockname()[1]
 
 
 def test_what_can_be_made_is_good(tmp_path: Path) -> None:
@@ -61,36 +53,52 @@ def test_a_path_where_nothing_can_be_made_is_told(tmp_path: Path, text: str, exp
     assert told(tmp_path, text.replace("{}", str(tmp_path))) == [expected]
 
 
-def test_all_of_them_are_told_at_once(tmp_path: Path, port: int) -> None:
+def test_all_of_them_are_told_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    text = f'metrics = "127.0.0.1:{port}"\n[[socket]]\npath = "{tmp_path}/file"'
+    text = f'metrics = "{tmp_path}"\n[[socket]]\npath = "{tmp_path}/file"'
     assert told(tmp_path, text) == [
-        f"3: 'metrics': 127.0.0.1:{port}: Address already in use",
+        "3: 'metrics': 'DIRECTORY' is not a socket",
         "5: 'socket.path': 'DIRECTORY/file' is not a socket",
     ]
 
 
-@pytest.mark.parametrize(
-    ("body", "is_told"), [(b'fusermount3_broker_build_info{version="1"} 1.0\n', False), (b"node_info 1.0\n", True)]
-)
-def test_a_port_of_the_running_broker_is_not_in_its_way(tmp_path: Path, body: bytes, is_told: bool) -> None:
-    class Answer(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # the name that http.server calls
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(body)
+def test_a_port_in_use_is_noted_and_nobody_is_asked_whose_it_is(tmp_path: Path) -> None:
+    """It may be the running broker's; a connection could start another service."""
+    file = tmp_path / "broker.toml"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert told(tmp_path, f'metrics = "127.0.0.1:{port}"') == []
+        found = list(start_checks.notes(configuration_file.load(file)))
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+    assert found[0] == f"'metrics': port {port} is in use already; fine if it is this broker's"
 
-        def log_message(self, *_: object) -> None:
-            pass
 
-    with http.server.HTTPServer(("127.0.0.1", 0), Answer) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            assert bool(told(tmp_path, f'metrics = "127.0.0.1:{server.server_port}"')) is is_told
-        finally:
-            server.shutdown()
-            thread.join()
+@pytest.mark.parametrize(("uid", "is_told"), [(0, True), (1000, False)])
+def test_what_only_root_may_know_is_no_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int, is_told: bool
+) -> None:
+    def refused(*_: object) -> None:
+        raise SocketError("127.0.0.1:80: Permission denied", errno.EACCES)
+
+    text = f'metrics = "127.0.0.1:80"\n[[socket]]\npath = "{tmp_path}/socket"'
+    told(tmp_path, text)
+    stat = Path.stat
+
+    def kept(path: Path, **given: bool) -> os.stat_result:
+        if path.name == "socket":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return stat(path, **given)
+
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    monkeypatch.setattr("fusermount3_broker.service.listening_sockets.listening_for_metrics", refused)
+    monkeypatch.setattr(Path, "stat", kept)
+    expected = [
+        "3: 'metrics': 127.0.0.1:80: Permission denied",
+        "5: 'socket.path': 'DIRECTORY/socket': Permission denied",
+    ]
+    assert told(tmp_path, text) == (expected if is_told else [])
 
 
 def test_what_the_service_cannot_do_is_noted_where_it_is_installed(
