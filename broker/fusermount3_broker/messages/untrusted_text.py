@@ -1,5 +1,10 @@
 """Text from callers, as people may read it: in the log, on a terminal, in an event of a pod."""
 
+import re
+
+#: What can pass neither for several words nor for a part of the sentence around it.
+_WORD = re.compile(r"[A-Za-z0-9@%+=:,./_-]+")
+
 
 def visible(text: str) -> str:
     """Return `text` with unprintable characters and line breaks escaped: it can't move a terminal's cursor, and can't
@@ -16,9 +21,9 @@ def shortened(text: str, most: int) -> str:
 
 
 def quoted(text: str, most: int) -> str:
-    """Return `text` as `shortened`, in quotation marks if it might otherwise pass for several words."""
+    """Return `text` as `shortened`, in quotation marks unless it is plainly one word: `_WORD`."""
     text = text[: most + 1]
-    if text and not any(each.isspace() or each in "'\"" for each in visible(text)):
+    if _WORD.fullmatch(text):
         return shortened(text, most)
-    inside = shortened(text.replace("'", "\\'"), most)
+    inside = shortened(text.replace("\\", "\\\\").replace("'", "\\'"), most)
     return f"'{inside}'"

@@ -199,11 +199,16 @@ def test_a_sentence_is_of_bounded_length_and_keeps_its_parts(event: str, value: 
     [
         (b"/mnt for uid 0: all is well", "'/mnt for uid 0: all is well'"),
         (b"/it's", r"'/it\'s'"),
-        (b"/a\nb", r"/a\nb"),
-        (b"/\xff", r"/\xff"),
+        (b"/a\nb", r"'/a\nb'"),
+        (b"/a\\nb", r"'/a\\nb'"),
+        (rb"/\' for uid 0: \'", r"'/\\\' for uid 0: \\\''"),
+        (b"/(mnt)", "'/(mnt)'"),
+        ("/\u2019".encode(), "'/\u2019'"),
+        (b"/a@%+=:,./_-1", "/a@%+=:,./_-1"),
+        (b"/\xff", r"'/\\xff'"),
         (b"", "''"),
-        ("/m\u00a0nt".encode(), r"/m\xa0nt"),
-        ("/mü".encode(), "/mü"),
+        ("/m\u00a0nt".encode(), r"'/m\xa0nt'"),
+        ("/mü".encode(), "'/mü'"),
     ],
 )
 def test_a_mountpoint_is_told_from_the_words_around_it(mountpoint: bytes, quoted: str) -> None:
