@@ -67,7 +67,7 @@ class ContainerNames:
 
     def _storage_directories(self) -> list[Path]:
         """Return the directories of containers, as configured and by default."""
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             match tomllib.loads(_content(self._root / "etc/containers/storage.conf").decode()):
                 case {"storage": dict(storage)}:
                     configured = [storage.get("graphroot"), storage.get("runroot")]

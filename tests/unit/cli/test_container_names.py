@@ -74,9 +74,9 @@ def test_what_nobody_knows_has_no_name(tmp_path: Path, cgroup: str) -> None:
     [
         *("", "{", "[" * 100_000, "null", "5", '"text"', "[1, null]", '[{"id": 5, "names": ["a"]}]'),
         *(f'[{{"id": "{ID}"}}]', f'[{{"id": "{ID}", "names": []}}]', f'[{{"id": "{ID}", "names": [7]}}]'),
-        *('{"Name": 5}', '{"Name": null}', '{"data-root": {}}', "\x00"),
+        *("a = " + "[" * 100_000, '{"Name": 5}', '{"Name": null}', '{"data-root": {}}', "\x00"),
     ],
-    ids=range(15),
+    ids=range(16),
 )
 def test_a_file_of_another_structure_names_nothing(tmp_path: Path, content: str) -> None:
     places = (f"{STORAGE}/containers.json", f"var/lib/docker/containers/{ID}/config.v2.json", "etc/docker/daemon.json")
