@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fusermount3_broker.cli import completion, control_client, formatting, rates
+from fusermount3_broker.cli import completion, control_client, formatting, rates, request_ids
 from fusermount3_broker.injection.cdi import DEFAULT_PROXY
 from fusermount3_broker.messages.untrusted_text import visible
 from fusermount3_broker.service import configuration, configuration_file
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 DRIVER_NAME = "csi.fusermount3-proxy.dev"
 
 #: A request ID, or a beginning of one; and the fewest digits that may stand for a mount: fewer are typed by mistake.
-_REQUEST_ID = re.compile("[0-9a-fA-F]{1,32}")
-_SHORTEST_ID = 4
 
 _CONFIG = click.option(
     "--config",
@@ -346,15 +344,15 @@ def abort(config_path: Path | None, ids: tuple[str, ...]) -> None:
     Processes that wait for their FUSE programs get an error, and data that was not written back is lost. Then the
     mounts are dead, and the broker removes them like all dead mounts.
     """
-    for id in ids:
-        if not _REQUEST_ID.fullmatch(id):
-            raise _Failure(f"{id!r} is no request ID, and none begins so: see fusermount3-broker mounts")
-        if len(id) < _SHORTEST_ID:
-            raise _Failure(f"'{id}' is too short: type at least {_SHORTEST_ID} digits of a request ID")
-    with _understanding():
-        known = {each for mount in _ask(config_path, "mounts") if _REQUEST_ID.fullmatch(each := mount["request_id"])}
+    try:
+        request_ids.check(ids)
+        with _understanding():
+            known = {each for mount in _ask(config_path, "mounts") if request_ids.is_id(each := mount["request_id"])}
+        found = request_ids.resolve(ids, known)
+    except request_ids.InvalidIds as error:
+        raise _Failure(*error.args) from None
     failed = False
-    for id in _resolved(ids, known):
+    for id in found:
         answer = _ask(config_path, f"abort {id}")
         with _understanding():
             if "error" in answer:
@@ -364,23 +362,6 @@ def abort(config_path: Path | None, ids: tuple[str, ...]) -> None:
                 _say(f"aborted {answer['request_id']}: {answer['mountpoint'] or answer['volume']}, {answer['type']}")
     if failed:
         raise click.exceptions.Exit(1)
-
-
-def _resolved(beginnings: Iterable[str], known: Iterable[str]) -> list[str]:
-    """Return the known IDs that begin so, each once. Raises _Failure unless each beginning is that of one ID."""
-    found: list[str] = []
-    problems = []
-    for beginning in beginnings:
-        match sorted(id for id in known if id.startswith(beginning.lower())):
-            case []:
-                problems.append(f"no live mount has the id '{beginning.lower()}'")
-            case [id]:
-                found.append(id)
-            case several:
-                problems.append(f"'{beginning.lower()}' is ambiguous: {', '.join(several)}")
-    if problems:
-        raise _Failure(*problems)
-    return list(dict.fromkeys(found))
 
 
 @main.command("device-plugin")

@@ -406,7 +406,7 @@ STRANGE: list[Any] = [
 
 
 @pytest.mark.parametrize("answer", STRANGE, ids=range(len(STRANGE)))
-@pytest.mark.parametrize("command", [["status"], ["health"], ["mounts"], ["abort", "1"], ["mounts", "--json"]])
+@pytest.mark.parametrize("command", [["status"], ["health"], ["mounts"], ["abort", "1a2b"], ["mounts", "--json"]])
 def test_what_no_broker_answers_ends_with_one_line(
     fake_control: FakeControlSocket, command: list[str], answer: Any
 ) -> None:

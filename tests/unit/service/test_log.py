@@ -33,7 +33,7 @@ def test_a_record_is_a_line_of_json(capfd: pytest.CaptureFixture[str]) -> None:
     assert abs(record.pop("time") - time.time()) < 60
     assert record == {
         "priority": 5,
-        "message": r"refused to mount on /m\n\xff for an unknown caller: no (request 1a2b)",
+        "message": r"refused to mount on '/m\n\\xff' for an unknown caller: no (request 1a2b)",
         "event": "mount refused",
         "request_id": "1a2b",
         "errno": 13,
@@ -196,7 +196,7 @@ def test_a_terminal_gets_a_line_for_people(monkeypatch: pytest.MonkeyPatch) -> N
         os.close(ours)
     now = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
     first, second, rest = written.split("\r\n")
-    assert re.fullmatch(now + re.escape(r" notice  refused to mount on /m\x1b[2J\n for uid 1000: no"), first)
+    assert re.fullmatch(now + re.escape(r" notice  refused to mount on '/m\x1b[2J\n' for uid 1000: no"), first)
     assert re.fullmatch(now + re.escape(r" warning a sentence\nof two lines"), second)
     assert rest == ""
 
