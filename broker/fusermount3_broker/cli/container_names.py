@@ -47,6 +47,16 @@ class ContainerNames:
             return self._pod(uid.replace(b"_", b"-").decode())
         return ""
 
+    def may_name(self, path: str) -> bool:
+        """Return whether only root could make the cgroup at that path, and so give it the ID of a container.
+
+        Its parent tells: systemd gives the cgroup of a unit with `User=` and `Delegate=` to that user.
+        """
+        parent = path.strip("/").rpartition("/")[0]
+        top = self._root / "sys/fs/cgroup"  # version 2; below it, the hierarchies of version 1
+        owners = {status.st_uid for each in (top, *_directories(top)) if (status := _status(each / parent))}
+        return bool(owners) and owners <= {0, os.geteuid()}
+
     def _name_in_storage(self, id: str) -> str:
         if self._containers is None:
             self._containers = {}
@@ -93,6 +103,20 @@ class ContainerNames:
                         case [namespace, pod, its_uid]:
                             self._pods[its_uid] = f"{namespace}/{pod}"
         return self._pods.get(uid, "")
+
+
+def _directories(directory: Path) -> list[Path]:
+    try:
+        return [Path(each) for each in os.scandir(directory) if each.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+
+
+def _status(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except OSError:
+        return None
 
 
 def _json(file: Path) -> Any:

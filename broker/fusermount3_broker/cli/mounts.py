@@ -29,10 +29,11 @@ def name_containers(mounts: Iterable[Answered], names: ContainerNames) -> None:
     """Add `container_id` and `container_name` to each mount; empty if they are unknown.
 
     Users may give cgroups of their own the ID of anybody's container. So only what the broker accounts for as a
-    container gets a name.
+    container, and nobody but root could make, gets a name.
     """
     for mount in mounts:
-        is_container = str(mount.get("account", "")).startswith("container ")
+        kind, _, path = str(mount.get("account", "")).partition(" ")
+        is_container = kind == "container" and names.may_name(path)
         mount["container_id"] = cgroups.container_id(mount["container"].encode("utf-8", "replace"))
         mount["container_name"] = names.name(mount["container"]) if is_container else ""
 

@@ -34,6 +34,13 @@ LONG = {
 }
 
 
+@pytest.fixture
+def host(tmp_path: Path) -> Path:
+    """Return the root directory of a host with the cgroups in which the containers are."""
+    (tmp_path / "sys/fs/cgroup/machine.slice").mkdir(parents=True)
+    return tmp_path
+
+
 def named(*answered: dict[str, Any], root: Path = Path("/nowhere")) -> list[dict[str, Any]]:
     each = [dict(mount) for mount in answered]
     mounts.name_containers(each, ContainerNames(root))
@@ -138,22 +145,44 @@ def test_a_container_without_a_name_is_shown_by_what_its_cgroup_tells(container:
     assert mounts_table.cells(mount, time.time())[-1] == shown
 
 
-def test_a_name_takes_the_place_of_an_id(tmp_path: Path) -> None:
-    (tmp_path / f"var/log/pods/default_web_{POD}").mkdir(parents=True)
-    (mount,) = named(MOUNT | OF_A_POD, root=tmp_path)
+def test_a_name_takes_the_place_of_an_id(host: Path) -> None:
+    (host / f"var/log/pods/default_web_{POD}").mkdir(parents=True)
+    (mount,) = named(MOUNT | OF_A_POD, root=host)
     assert mounts_table.cells(mount, time.time())[-1] == "default/web"
     assert (mount["container_id"], mount["container_name"]) == ("", "default/web")
 
 
-def test_a_cgroup_that_a_user_has_made_gets_no_name_of_a_container(tmp_path: Path) -> None:
+def test_a_cgroup_that_a_user_has_made_gets_no_name_of_a_container(host: Path) -> None:
     """It may have the ID of anybody's container."""
-    file = tmp_path / "var/lib/containers/storage/overlay-containers/containers.json"
+    file = host / "var/lib/containers/storage/overlay-containers/containers.json"
     file.parent.mkdir(parents=True)
     file.write_text(json.dumps([{"id": "f" * 64, "names": ["web"]}]))
     file.chmod(0o600)
-    theirs, the_users = named(MOUNT, MOUNT | {"account": "user 1000"}, root=tmp_path)
+    theirs, the_users = named(MOUNT, MOUNT | {"account": "user 1000"}, root=host)
     assert (theirs["container_name"], the_users["container_name"]) == ("web", "")
     assert mounts.container_of(the_users) == "f" * 12
+
+
+@pytest.mark.parametrize("hierarchy", ["", "pids/"])
+def test_nor_does_one_in_a_service_that_its_user_manages(
+    host: Path, monkeypatch: pytest.MonkeyPatch, hierarchy: str
+) -> None:
+    """Nor one whose parent can't be looked at."""
+    (host / f"var/log/pods/default_web_{POD}").mkdir(parents=True)
+    service = host / f"sys/fs/cgroup/{hierarchy}system.slice/ci.service"
+    service.mkdir(parents=True)
+    mount = MOUNT | OF_A_POD | {"account": f"container /system.slice/ci.service/{OF_A_POD['container']}"}
+    assert [each["container_name"] for each in named(mount, root=host)] == ["default/web"]
+    stat = Path.stat
+
+    def of_user(path: Path, **options: bool) -> os.stat_result:
+        status = stat(path, **options)
+        return os.stat_result([*status[:4], 1000, *status[5:10]]) if path == service else status
+
+    monkeypatch.setattr(Path, "stat", of_user)
+    assert [each["container_name"] for each in named(mount, root=host)] == [""]
+    gone = mount | {"account": "container /system.slice/gone.service/x"}
+    assert [each["container_name"] for each in named(gone, root=host)] == [""]
 
 
 # Filters
@@ -174,16 +203,14 @@ def test_only_mounts_in_these_states_are_listed() -> None:
         *(("session-2.scope", ["host"]), ("session", []), ("/", [])),
     ],
 )
-def test_a_container_is_found_by_name_or_the_beginning_of_its_id(
-    tmp_path: Path, container: str, found: list[str]
-) -> None:
-    (tmp_path / f"var/log/pods/default_web_{POD}").mkdir(parents=True)
+def test_a_container_is_found_by_name_or_the_beginning_of_its_id(host: Path, container: str, found: list[str]) -> None:
+    (host / f"var/log/pods/default_web_{POD}").mkdir(parents=True)
     each = named(
         MOUNT | {"source": "podman"},
         MOUNT | OF_A_POD | {"source": "pod"},
         MOUNT | {"container": "session-2.scope", "source": "host"},
         MOUNT | {"container": "", "source": "nobody"},
-        root=tmp_path,
+        root=host,
     )
     assert [mount["source"] for mount in mounts.wanted(each, (), container)] == found
 
