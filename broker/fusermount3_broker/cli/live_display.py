@@ -20,13 +20,17 @@ from fusermount3_broker.messages.untrusted_text import visible
 #: Seconds between two queries.
 PAUSE = 1.0
 
+#: What stands for a key when no more can come, and what ends the display.
+_END = "end"
+_QUITS = ("q", _END)
+
 SampleT = TypeVar("SampleT")
 #: Draws a sample; the one before it, if there is one; in at most so many lines.
 Draw = Callable[[SampleT, SampleT | None, int], RenderableType]
 
 
 def show(ask: Callable[[], SampleT], draw: Draw[SampleT], console: Console) -> None:
-    """Show what `ask` returns, each second, until q or ^C. If the broker is away meanwhile, wait for it.
+    """Show what `ask` returns, each second, until q, ^C or the end of the input. If the broker is away, wait for it.
 
     Raises NotRunning if it does not answer the first query.
     """
@@ -39,7 +43,7 @@ def show(ask: Callable[[], SampleT], draw: Draw[SampleT], console: Console) -> N
         while True:
             shown = draw(sample, before, console.size.height - bool(problem))
             screen.update(Group(Text(visible(problem), style="bold red"), shown) if problem else shown, refresh=True)
-            if pressed() == "q":
+            if pressed() in _QUITS:
                 return
             try:
                 sample, before, problem = ask(), sample, ""
@@ -49,7 +53,7 @@ def show(ask: Callable[[], SampleT], draw: Draw[SampleT], console: Console) -> N
 
 @contextmanager
 def _keys() -> Iterator[Callable[[], str]]:
-    """Yield a function that waits for `PAUSE` seconds, or a key, and returns the key, or ""."""
+    """Yield a function that waits for `PAUSE` seconds, or a key; it returns the key, "" or `_END`."""
     if not sys.stdin.isatty():
         yield _pause
         return
@@ -58,13 +62,19 @@ def _keys() -> Iterator[Callable[[], str]]:
 
     def pressed() -> str:
         ready, _, _ = select.select([descriptor], [], [], PAUSE)
-        return os.read(descriptor, 1).decode("ascii", "replace") if ready else ""
+        if not ready:
+            return ""
+        try:
+            return os.read(descriptor, 1).decode("ascii", "replace") or _END
+        except OSError:  # the terminal has gone
+            return _END
 
     try:
         tty.setcbreak(descriptor)
         yield pressed
     finally:
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+        with suppress(termios.error):  # the terminal has gone
+            termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
 def _pause() -> str:

@@ -22,7 +22,9 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
+from fusermount3_broker.cli import live_display
 from fusermount3_broker.cli.container_names import ContainerNames
 from fusermount3_broker.cli.mounts import name_containers
 from fusermount3_broker.cli.top import Sample, render
@@ -246,6 +248,23 @@ def test_an_interrupt_ends_it_cleanly(terminal: Terminal) -> None:
     terminal.wait_for("fusermount3-broker 0.1.0", 2)
     terminal.process.send_signal(signal.SIGINT)  # what ^C sends at a controlling terminal
     assert terminal.end() == 0
+
+
+def test_it_ends_when_its_terminal_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it reads no key any more, it would ask the broker again and again without a pause."""
+    screen, theirs = pty.openpty()
+    asked: list[None] = []
+
+    def ask() -> None:
+        asked.append(None)
+        if len(asked) == 2:
+            os.close(screen)
+        assert len(asked) < 5
+
+    with os.fdopen(theirs) as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        live_display.show(ask, lambda *_: Text("sample"), Console(file=io.StringIO(), force_terminal=True))
+    assert len(asked) == 2
 
 
 def test_a_broker_that_is_away_for_a_while_is_waited_for(tmp_path: Path) -> None:
