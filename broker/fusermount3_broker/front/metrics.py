@@ -120,7 +120,8 @@ class _Collector(Collector):
             "process_resident_memory_bytes", meaning, "process", {each.process: each.resident for each in found}
         )
         meaning = (
-            "User and system CPU time spent by a process of the broker and its children that have ended, in seconds."
+            "User and system CPU time spent by a process of the broker in seconds; that of the mounter has that of its "
+            "children that have ended."
         )
         yield _counter("process_cpu_seconds", meaning, "process", {each.process: each.seconds for each in found})
 

@@ -11,7 +11,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Usage(NamedTuple):
-    """`resident`: bytes. `seconds`: processor time, with that of its children that have ended."""
+    """`resident`: bytes. `seconds`: processor time; that of the mounter has that of its children that have ended."""
 
     process: str
     resident: int
@@ -30,5 +30,6 @@ def of_processes(front: Front) -> Iterator[Usage]:
                 fields = file.read().rpartition(b")")[2].split()
         except OSError:
             continue
-        ticks = sum(map(int, fields[11:15]))
+        # The supervisor's children are the other processes: it would get all of their time when it restarts one.
+        ticks = sum(map(int, fields[11 : 15 if name == "mounter" else 13]))
         yield Usage(name, int(fields[21]) * _PAGE, ticks / _TICKS)
