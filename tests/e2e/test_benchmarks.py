@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from benchmarks.latency import META_FUSE
 from benchmarks.remote_caller import CONTAINERS, MOUNTPOINT, RemoteCaller, uid_of
 from benchmarks.results import AS_ROOT, GENUINE, IN_CONTAINERS, PROXY, Cost
 from tests.e2e.conftest import fuse_mounts_of_host
+from tests.lab.commands import run_with_teardown
 from tests.lab.images import BUSYBOX, image_tag
 from tests.lab.load import Helper
 from tests.lab.podman import Container, Volume
@@ -35,10 +35,19 @@ SOURCES = Path(__file__).parents[2]
 def test_a_quick_run_measures_all_parts_and_leaves_nothing(tmp_path: Path) -> None:
     mounts, documents = fuse_mounts_of_host(), (PAGE.file.read_bytes(), STORED.read_bytes())
     stored = tmp_path / "results.json"
-    command: list[str | Path] = [sys.executable, "-m", "benchmarks", "--quick", "--json", stored]
-    done = subprocess.run(command, cwd=SOURCES, capture_output=True, text=True, timeout=600)
+    command: list[str | Path] = [
+        "env",
+        "--chdir",
+        SOURCES,
+        sys.executable,
+        "-m",
+        "benchmarks",
+        "--quick",
+        "--json",
+        stored,
+    ]
+    done = run_with_teardown(command)
     print(done.stdout)
-    assert done.returncode == 0, done.stderr
     measured = results.load(stored)
     assert measured.quick
     assert page.rendered(measured).count("### ") == 7

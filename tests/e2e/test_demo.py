@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.documented import ROOT, block
-from tests.lab.commands import run
+from tests.lab.commands import run_with_teardown
 
 if TYPE_CHECKING:
     from tests.lab.commands import Argument
@@ -26,6 +26,6 @@ def test_it_tells_of_a_mount_and_leaves_nothing() -> None:
         "--unset=MFLAGS",
         "--unset=MAKELEVEL",
     ]
-    told = run([*outside_of_make, *shlex.split(command)], timeout=300).stdout
+    told = run_with_teardown([*outside_of_make, *shlex.split(command)]).stdout
     assert "Left mounted: nothing" in told
     assert "no privileged container, no changed program" in told

@@ -5,8 +5,10 @@ A kubelet that runs on this machine considers /kubepods its own: it removes pods
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
+import signal
 import time
 from pathlib import Path
 
@@ -68,15 +70,30 @@ def make(cgroup: str) -> Path:
 
 
 def remove(cgroup: str, seconds: float = PATIENCE) -> None:
-    """Remove a cgroup and those below it, in all hierarchies. Raises OSError as above."""
+    """Remove a cgroup and those below it, in all hierarchies. Raises OSError as above, and leaves none nevertheless."""
     give_up = time.monotonic() + seconds
+    left: OSError | None = None
     for path in [*CGROUPS.glob(f"*{cgroup}"), *CGROUPS.glob(cgroup.lstrip("/"))]:
         while path.exists():
             try:
                 for each in sorted(path.rglob("*/"), reverse=True):
                     each.rmdir()
                 path.rmdir()
-            except OSError:  # EBUSY, while its last process is about to end
+            except OSError as error:  # EBUSY, while its last process is about to end
                 if time.monotonic() > give_up:
-                    raise
+                    if left:
+                        raise
+                    left = error
+                    kill(path)
+                    give_up = time.monotonic() + seconds
                 time.sleep(0.02)
+    if left:
+        raise left
+
+
+def kill(path: Path) -> None:
+    """Kill the processes in a cgroup that a test has made, and in those below it."""
+    for each in [path, *path.rglob("*/")]:
+        with contextlib.suppress(OSError):
+            for pid in {*map(int, (each / "cgroup.procs").read_text().split())} - {0, os.getpid()}:
+                os.kill(pid, signal.SIGKILL)

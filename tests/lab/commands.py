@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +42,29 @@ def run(
     result = subprocess.run(
         argv, input=input, text=True, errors="surrogateescape", capture_output=True, timeout=SLOWNESS * timeout
     )
+    if check and result.returncode != 0:
+        raise CommandFailed(argv, result)
+    return result
+
+
+def run_with_teardown(
+    argv: Sequence[Argument], *, check: bool = True, timeout: float = 600.0
+) -> subprocess.CompletedProcess[str]:
+    """As `run`, for a program that has things to remove when it ends: it is never killed, but interrupted.
+
+    So it leaves nothing when the tests are interrupted, either.
+    """
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, text=True, stdout=pipe, stderr=pipe, start_new_session=True) as process:
+        try:
+            said = process.communicate(timeout=SLOWNESS * timeout)
+        except BaseException:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGINT)  # make forwards nothing to what it runs
+            with suppress(KeyboardInterrupt):
+                process.communicate()
+            raise
+    result = subprocess.CompletedProcess(argv, process.returncode, *said)
     if check and result.returncode != 0:
         raise CommandFailed(argv, result)
     return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import uuid
 
@@ -37,13 +38,14 @@ def test_each_node_has_some_of_its_own_which_end_with_it() -> None:
     assert cgroups.named(one.cgroups.path[1:]) == []
 
 
-def test_one_in_which_a_process_is_left_is_no_success() -> None:
+def test_one_in_which_a_process_is_left_is_no_success_and_does_not_stay() -> None:
     root = CgroupRoot()
     with subprocess.Popen(["sleep", "infinity"]) as left:
         try:
             (cgroups.make(root.pod(POD)) / "cgroup.procs").write_text(str(left.pid))
             with pytest.raises(OSError, match="busy"):
                 root.remove(0.1)
+            assert left.wait(10) == -signal.SIGKILL
+            assert cgroups.named(root.path[1:]) == []
         finally:
             left.kill()
-    root.remove()
