@@ -1,8 +1,7 @@
 """What a shell offers for arguments that name a running broker's mounts: their request IDs, and their containers.
 
 bash inserts what is offered as it is, into a command line of root's. So nothing is offered that a shell would take for
-more than a word.
-Whatever goes wrong, the shell offers nothing, and prints nothing: the user is typing.
+more than a word. Whatever goes wrong, the shell offers nothing, and prints nothing: the user is typing.
 """
 
 import re

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 #: The driver's name in Kubernetes, unless it takes another's place.
 DRIVER_NAME = "csi.fusermount3-proxy.dev"
 
-#: A request ID, or a beginning of one; and the fewest digits that may stand for a mount: fewer are typed by mistake.
-
 _CONFIG = click.option(
     "--config",
     "config_path",

@@ -3,8 +3,9 @@
 The mounter replaces these when it mounts (`mounter.volume_consumers`). It may not reach a container that is just being
 started, and has no further chance if it is killed. So children of the mounter look again a few times.
 
-A filesystem whose program answers slowly delays only the containers of its own pod: a pod has one such child at a time,
-and no other until that has ended.
+A volume has one such child at a time, and no other until that has ended. So a filesystem whose program answers slowly,
+or never, delays its own containers. As many of these as there are slots leave none for others, whose containers then
+have only what the mounter could do when it mounted.
 """
 
 import asyncio
