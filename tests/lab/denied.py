@@ -1,4 +1,4 @@
-"""Execute a command to which the kernel denies system calls, as container engines do: ``python -m tests.lab.denied``.
+"""Execute a command to which the kernel denies system calls, as container engines do: ``python denied.py``.
 
 The first argument lists the calls, as NUMBER=ERRNO with commas between them; the others are the command. The numbers
 are those of system calls that all architectures count alike, which this machine's libseccomp may be too old to name.
@@ -20,7 +20,7 @@ FSOPEN, STATMOUNT, LISTMOUNT = 430, 457, 458
 
 def denying(error: int, *calls: int) -> tuple[str | Path, ...]:
     """Return the beginning of a command that runs the rest of it with these calls failing with `error`."""
-    return (sys.executable, "-m", "tests.lab.denied", ",".join(f"{call}={error}" for call in calls))
+    return (sys.executable, __file__, ",".join(f"{call}={error}" for call in calls))
 
 
 def main(calls: str, *command: str) -> None:
