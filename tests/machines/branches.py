@@ -70,6 +70,13 @@ BRANCHES = (
         "syscalls.fsconfig(context, exclusive,",
         "syscalls.fsconfig(context, shared[0],",
     ),
+    Branch(
+        "FUSE_ALLOW_IDMAP",
+        "mounter.tombstone",
+        "_initialization",
+        "flags, flags2 = _INIT_EXT",
+        "flags, flags2 = 0, 0",
+    ),
     Branch("statmount(2)", "mounter.mount_tree", "hidden_by", "found =", "types:"),
     Branch("statmount(2)", "mounter.mount_tree", "_type_and_options", "status =", "line ="),
     Branch("statmount(2)", "mounter.mount_tree", "_parent_of", "status =", "line ="),

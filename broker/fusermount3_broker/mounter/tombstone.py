@@ -118,10 +118,13 @@ def _serve_until_asked(device: int) -> None:
 
 
 def _initialization(request: bytes) -> bytes:
-    """Return the answer to FUSE_INIT: the kernel's version, and no features but that one."""
-    major, minor, _, flags, *more = (*_INIT_IN.unpack_from(request.ljust(_SIZE_OF_INIT, b"\0"), _IN_HEADER.size),)
-    flags2 = more[0] & _ALLOW_IDMAP_2 if flags & _INIT_EXT else 0
-    return _INIT_OUT.pack(major, minor, 0, _INIT_EXT if flags2 else 0, 0, 0, _BLOCK_SIZE, 1, 0, 0, flags2)
+    """Return the answer to FUSE_INIT: the kernel's version, and of its features FUSE_ALLOW_IDMAP, if it has that."""
+    major, minor, _, flags, flags2 = _INIT_IN.unpack_from(request.ljust(_SIZE_OF_INIT, b"\0"), _IN_HEADER.size)
+    if flags & _INIT_EXT and flags2 & _ALLOW_IDMAP_2:
+        flags, flags2 = _INIT_EXT, _ALLOW_IDMAP_2
+    else:
+        flags, flags2 = 0, 0
+    return _INIT_OUT.pack(major, minor, 0, flags, 0, 0, _BLOCK_SIZE, 1, 0, 0, flags2)
 
 
 _SIZE_OF_INIT = _IN_HEADER.size + _INIT_IN.size
