@@ -1,4 +1,4 @@
-"""Test the promises on other kernels: ``python -m tests.machines [--smoke] [MACHINE …]``.
+"""Test the promises on other kernels: ``python -m tests.machines [--smoke | --promise …] [MACHINE …]``.
 
 What a machine prints goes to build/machines/MACHINE.log as it comes, its results to build/machines/MACHINE, from which
 `tests.machines.report` writes the tables. The exit status is 1 if a test failed on a machine, or a machine did not run.
@@ -20,7 +20,7 @@ from tests.lab.commands import CommandFailed
 from tests.lab.foreign import can_emulate
 from tests.lab.machine import MachineFailed, results
 from tests.machines import payload, report
-from tests.machines.promises import MACHINES, selection
+from tests.machines.promises import MACHINES, PROMISES, selection, selectors_of, shown
 from tests.machines.report import OUTPUT
 
 if TYPE_CHECKING:
@@ -35,15 +35,16 @@ _SECONDS, _SMOKE_SECONDS = 3 * 3600, 900
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.machines")
     parser.add_argument("--smoke", action="store_true", help="run what takes minutes, not all")
+    parser.add_argument("--promise", action="append", choices=PROMISES, help="run the tests of this promise, not all")
     parser.add_argument("--select", action="append", help="run these tests of pytest instead of all promises'")
     parser.add_argument("--at-once", type=int, default=2, help="number of machines that run at once")
     parser.add_argument("machine", nargs="*", choices=[[], *MACHINES], help="all, if none is named")
     arguments = parser.parse_args()
     OUTPUT.mkdir(parents=True, exist_ok=True)
     chosen = {
-        name: arguments.select or selection(machine, smoke=arguments.smoke)
+        name: tests
         for name, machine in MACHINES.items()
-        if name in arguments.machine or not arguments.machine
+        if (name in arguments.machine or not arguments.machine) and (tests := chosen_tests(machine, arguments))
     }
     for name in [name for name in chosen if MACHINES[name].is_foreign and not can_emulate()]:
         if os.environ.get("CI") == "true":
@@ -51,6 +52,13 @@ def main() -> int:
         print(f"{name}: not run: its root filesystem can only be made on Linux 6.7 or newer")
         del chosen[name]
     return int(run(chosen, arguments.at_once, _SMOKE_SECONDS if arguments.smoke else _SECONDS))
+
+
+def chosen_tests(machine: Machine, arguments: argparse.Namespace) -> list[str]:
+    """Return what a machine is to run; nothing, if it shows none of the promises that were named."""
+    if arguments.promise:
+        return selectors_of(promise for promise in shown(machine) if promise in arguments.promise)
+    return arguments.select or selection(machine, smoke=arguments.smoke)
 
 
 def run(chosen: Mapping[str, list[str]], at_once: int, seconds: float) -> bool:
@@ -84,7 +92,7 @@ def run_one(machine: Machine, tests: list[str], seconds: float) -> float:
         with results(machine, Path(temporary), OUTPUT / f"{machine.name}.log", seconds) as written:
             shutil.rmtree(OUTPUT / machine.name, ignore_errors=True)
             shutil.copytree(written, OUTPUT / machine.name)
-            report.keep_selection(machine.name, tests)
+            report.note(machine.name, tests)
     return time.monotonic() - began
 
 

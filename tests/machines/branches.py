@@ -15,6 +15,8 @@ from tests.machines import lines
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from tests.machines.kept_results import Sides
+
 ROOT = Path(__file__).parents[2]
 _PACKAGE = "fusermount3_broker"
 NOWHERE = "nowhere"
@@ -33,6 +35,11 @@ class Branch(NamedTuple):
     @property
     def key(self) -> tuple[str, str]:
         return f"{_PACKAGE}.{self.module}", self.function
+
+    @property
+    def name(self) -> str:
+        """How tables name it."""
+        return f"{self.module.rpartition('.')[2]}.{self.function}"
 
     def sides(self, marks: bytes) -> tuple[bool, bool]:
         """Return whether the side with the feature, and the one without it, were executed."""
@@ -92,14 +99,19 @@ BRANCHES = (
 )
 
 
-def table(recorded: Mapping[str, Mapping[tuple[str, str], bytes]]) -> str:
-    """Return the table in Markdown: on which kernels each side was executed. `recorded` has the marks by kernel."""
+def table(kernels: Mapping[str, str], executed: Mapping[str, Mapping[str, Sides]]) -> str:
+    """Return the table in Markdown: on which kernels each side was executed.
+
+    `kernels` has the kernel of each machine, `executed` the sides of each branch, by its name and that of the machine.
+    """
     rows = ["| feature | function | executed with it | executed without it |", "| --- | --- | --- | --- |"]
     for branch in BRANCHES:
-        sides = {kernel: branch.sides(marks[branch.key]) for kernel, marks in recorded.items()}
-        cells = (", ".join(kernel for kernel, found in sides.items() if found[side]) or NOWHERE for side in (0, 1))
-        place = f"`{branch.module.rpartition('.')[2]}.{branch.function}`"
-        rows.append(f"| `{branch.feature}` | {place} | {' | '.join(cells)} |")
+        sides = executed.get(branch.name, {})
+        with_it, without_it = (
+            ", ".join(kernel for name, kernel in kernels.items() if name in sides and getattr(sides[name], side))
+            for side in ("with_it", "without_it")
+        )
+        rows.append(f"| `{branch.feature}` | `{branch.name}` | {with_it or NOWHERE} | {without_it or NOWHERE} |")
     return "\n".join(rows) + "\n"
 
 

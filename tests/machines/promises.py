@@ -5,7 +5,12 @@ Emulation is slow: each promise has the tests that need the kernel, not all that
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tests.lab.machine import COMPILER, PODMAN, SELINUX, Machine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _ENGINES = (*PODMAN, "uidmap", "slirp4netns", "docker.io", "iptables", "dbus-user-session")
 _PROGRAMS = ("sshfs", "bindfs", "openssh-server")
@@ -115,8 +120,16 @@ _SHOWN = {
 _SMOKE = (TOO_OLD, LACKING, INSTALLED, LABELS)
 
 
+def shown(machine: Machine) -> list[str]:
+    """Return the promises that a machine shows."""
+    return list(_SHOWN.get(machine.name, [promise for promise in PROMISES if promise not in (TOO_OLD, LABELS)]))
+
+
 def selection(machine: Machine, *, smoke: bool) -> list[str]:
     """Return the arguments of pytest for a machine."""
-    others = [promise for promise in PROMISES if promise not in (TOO_OLD, LABELS)]
-    shown = [each for each in _SHOWN.get(machine.name, others) if not smoke or each in _SMOKE]
-    return [selector for promise in shown for selector in PROMISES[promise]]
+    return selectors_of(promise for promise in shown(machine) if not smoke or promise in _SMOKE)
+
+
+def selectors_of(promises: Iterable[str]) -> list[str]:
+    """Return the arguments of pytest for these promises."""
+    return [selector for promise in promises for selector in PROMISES[promise]]

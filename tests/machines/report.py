@@ -1,26 +1,29 @@
-"""The tables of promises and branches by kernels in docs/compatibility.md, from the last results of each machine.
+"""The tables of promises and branches by kernels in docs/compatibility.md, from docs/kernels.json.
 
-``python -m tests.machines.report`` writes them, if each machine has run all its tests.
+``python -m tests.machines.report`` puts the last results of each machine into that file, and writes the tables. Its
+exit status is 1 if nothing is kept of a promise that a machine shows.
 """
 
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
-from tests.machines import branches, lines
-from tests.machines.promises import MACHINES, PROMISES, selection
+from tests.machines import branches, kept_results, lines
+from tests.machines.kept_results import Kept, Shown, Sides
+from tests.machines.promises import MACHINES, PROMISES, selection, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 _ROOT = Path(__file__).parents[2]
 FILE = _ROOT / "docs/compatibility.md"
+KEPT = _ROOT / "docs/kernels.json"
 #: The results: a directory for each machine.
 OUTPUT = _ROOT / "build/machines"
 _NOT_RUN = "not run"
@@ -43,16 +46,16 @@ class Case:
         return self.file == file and (not name or self.name.partition("[")[0] == name.replace("::", "."))
 
 
-def keep_selection(machine: str, tests: Sequence[str]) -> None:
-    """Note beside its results which tests a machine has run."""
+def note(machine: str, tests: Sequence[str]) -> None:
+    """Note beside its results which tests a machine has run, of which commit."""
     (OUTPUT / machine / "selection").write_text("".join(f"{test}\n" for test in tests))
+    (OUTPUT / machine / "commit").write_text(_commit())
 
 
-def is_whole(machine: str) -> bool:
-    """Return whether the machine has run all that it shows."""
-    wanted = selection(MACHINES[machine], smoke=False)
-    noted = OUTPUT / machine / "selection"
-    return noted.exists() and noted.read_text().splitlines() == wanted
+def _commit() -> str:
+    """Return the commit that is checked out, with a + if files have been changed since."""
+    command = ["git", "describe", "--always", "--exclude=*", "--abbrev=7", "--dirty=+"]
+    return subprocess.run(command, cwd=_ROOT, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def kernel(machine: str) -> str:
@@ -79,34 +82,65 @@ def _case(element: ElementTree.Element) -> Case:
     return Case(file, name, "passed")
 
 
-def table(results: Mapping[str, Sequence[Case]]) -> str:
-    """Return the table in Markdown; `results` are those of each kernel, by its release.
-
-    Promises of which no test ran anywhere are left out.
-    """
-    lines = [f"| promise | {' | '.join(results)} |", f"| --- |{' --- |' * len(results)}"]
-    for promise, selectors in PROMISES.items():
-        cells = [
-            _cell([case for case in found if any(case.shows(each) for each in selectors)]) for found in results.values()
-        ]
-        if set(cells) != {_NOT_RUN}:
-            lines.append(f"| {promise} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def _cell(found: Sequence[Case]) -> str:
-    counts = Counter(case.result for case in found)
-    parts = [f"{counts['passed']} passed"]
-    parts += [f"{counts['failed']} **failed**"] if counts["failed"] else []
-    reasons = dict.fromkeys(case.reason for case in found if case.result == "skipped")
-    parts += [f"{counts['skipped']} not possible: {'; '.join(reasons)}"] if counts["skipped"] else []
-    return ", ".join(parts) if found else _NOT_RUN
+def merge(kept: Kept) -> None:
+    """Put the last results of each machine that has any in the place of what is kept of them. Raises OSError."""
+    for name, machine in MACHINES.items():
+        if not (OUTPUT / name / "selection").exists():
+            continue
+        ran = set((OUTPUT / name / "selection").read_text().splitlines())
+        commit = (OUTPUT / name / "commit").read_text()
+        kept.kernels[name] = kernel(name)
+        found = cases(name)
+        for promise in shown(machine):
+            if set(PROMISES[promise]) <= ran:
+                kept.promises.setdefault(promise, {})[name] = _shown(found, promise, commit, kernel(name))
+        is_whole = set(selection(machine, smoke=False)) <= ran
+        marks = lines.recorded(OUTPUT / name / "lines")
+        for branch in branches.BRANCHES:
+            sides = Sides(*branch.sides(marks[branch.key]))
+            of_branch = kept.branches.setdefault(branch.name, {})
+            of_branch[name] = sides if is_whole or name not in of_branch else sides.and_in(of_branch[name])
 
 
-def write(results: Mapping[str, Sequence[Case]], recorded: Mapping[str, Mapping[tuple[str, str], bytes]]) -> None:
-    """Write both tables into docs/compatibility.md: of the results, and of the recorded lines, by kernel."""
+def _shown(found: Sequence[Case], promise: str, commit: str, release: str) -> Shown:
+    of_promise = [case for case in found if any(case.shows(each) for each in PROMISES[promise])]
+    return Shown(
+        commit,
+        release,
+        passed=sum(case.result == "passed" for case in of_promise),
+        failed=sum(case.result == "failed" for case in of_promise),
+        not_possible=[case.reason for case in of_promise if case.result == "skipped"],
+    )
+
+
+def table(kept: Kept) -> str:
+    """Return the table in Markdown: promises by kernel, and the commits at which they were shown."""
+    machines = [name for name in MACHINES if name in kept.kernels]
+    rows = [f"| promise | {' | '.join(kept.kernels[name] for name in machines)} | commit |"]
+    rows.append(f"| --- |{' --- |' * len(machines)} --- |")
+    for promise in PROMISES:
+        of_promise = kept.promises.get(promise, {})
+        cells = [_cell(of_promise.get(name), kept.kernels[name]) for name in machines]
+        commits = dict.fromkeys(each.commit for each in of_promise.values())
+        rows.append(f"| {promise} | {' | '.join(cells)} | {', '.join(commits)} |")
+    return "\n".join(rows) + "\n"
+
+
+def _cell(found: Shown | None, release: str) -> str:
+    """Return what was shown of a promise on a machine whose last run was on this release of the kernel."""
+    if not found:
+        return _NOT_RUN
+    parts = [f"{found.passed} passed"]
+    parts += [f"{found.failed} **failed**"] if found.failed else []
+    reasons = dict.fromkeys(found.not_possible)
+    parts += [f"{len(found.not_possible)} not possible: {'; '.join(reasons)}"] if reasons else []
+    return ", ".join(parts) + ("" if found.kernel == release else f" (on {found.kernel})")
+
+
+def write(kept: Kept) -> None:
+    """Write both tables into docs/compatibility.md."""
     text = FILE.read_text()
-    for begin, rows in ((_PROMISES, table(results)), (_BRANCHES, branches.table(recorded))):
+    for begin, rows in ((_PROMISES, table(kept)), (_BRANCHES, branches.table(kept.kernels, kept.branches))):
         before, found, after = text.partition(begin)
         assert found, f"{FILE} has no place for a table"
         rest = re.sub(r"\A(\|.*\n)*", "", after)
@@ -115,12 +149,14 @@ def write(results: Mapping[str, Sequence[Case]], recorded: Mapping[str, Mapping[
 
 
 def main() -> int:
-    if missing := [name for name in MACHINES if not is_whole(name)]:
-        print(f"not all tests were run on {', '.join(missing)}: run python -m tests.machines", file=sys.stderr)
-        return 1
-    results = {kernel(name): cases(name) for name in MACHINES}
-    write(results, {kernel(name): lines.recorded(OUTPUT / name / "lines") for name in MACHINES})
-    return 0
+    kept = kept_results.load(KEPT)
+    merge(kept)
+    kept_results.store(kept, KEPT)
+    write(kept)
+    missing = kept.missing({name: shown(machine) for name, machine in MACHINES.items()})
+    for name, promises in missing.items():
+        print(f"{name} has not run: {'; '.join(promises)}", file=sys.stderr)
+    return int(bool(missing))
 
 
 if __name__ == "__main__":

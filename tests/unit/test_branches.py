@@ -15,12 +15,13 @@ from tests.lab.commands import run
 from tests.lab.forked import ending_afterwards
 from tests.machines import branches, lines
 from tests.machines.branches import BRANCHES, Branch
+from tests.machines.kept_results import Sides
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BRANCH = Branch("statmount(2)", "mounter.mount_tree", "_copy_of", "flags =", "return None")
-NAMED = [f"{branch.module.rpartition('.')[2]}.{branch.function}" for branch in BRANCHES]
+NAMED = [branch.name for branch in BRANCHES]
 
 
 @pytest.fixture
@@ -98,8 +99,9 @@ def test_architecture_md_lists_each_branch() -> None:
 
 
 def test_the_table_names_the_kernels_that_executed_a_side() -> None:
-    nothing, all_done = ({branch.key: bytes([mark]) * 512 for branch in BRANCHES} for mark in (0, lines.DONE))
-    rows = branches.table({"6.1": all_done, "6.12": nothing}).splitlines()
+    kernels = {"bookworm": "6.1", "sid": "6.12"}
+    executed = {NAMED[0]: {"bookworm": Sides(True, True), "sid": Sides(False, True)}}
+    rows = branches.table(kernels, executed).splitlines()
     assert len(rows) == 2 + len(BRANCHES)
-    assert rows[2] == "| `SO_PEERPIDFD` | `peer._pidfd` | 6.1 | 6.1 |"
-    assert branches.table({"6.12": nothing}).splitlines()[2].endswith(f"| {branches.NOWHERE} | {branches.NOWHERE} |")
+    assert rows[2] == "| `SO_PEERPIDFD` | `peer._pidfd` | 6.1 | 6.1, 6.12 |"
+    assert rows[3].endswith(f"| {branches.NOWHERE} | {branches.NOWHERE} |")
