@@ -24,7 +24,7 @@ import pytest
 
 from fusermount3_broker.kernel import features, syscalls
 from fusermount3_broker.messages import mounter, process_names
-from fusermount3_broker.mounter import tombstone, volume_targets
+from fusermount3_broker.mounter import mount_tree, tombstone, volume_targets
 from fusermount3_broker.mounter.kept_descriptors import Descriptors
 from tests.e2e.conftest import let_users_in, wait_until
 from tests.e2e.owned_front import PATIENCE, a_plan, facts_of
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.e2e
 
 TYPE = "fuse.tombstone"
+#: The types of the mounts at a target with a tombstone. Where a dead mount can't be replaced, it stays below.
+STACK = ["tmpfs", TYPE] if kernel_has("MOVE_MOUNT_BENEATH") else ["tmpfs", "fuse", TYPE]
 
 
 def begin(front: OwnedFront, volume: Volume, device: int) -> Conversation:
@@ -107,7 +109,7 @@ def with_tombstone(directory: Path, body: Callable[[OwnedFront, Volume], None]) 
 
     def with_it(front: OwnedFront, volume: Volume) -> None:
         assert tombstone_for(front, volume, bereaved(front, volume))
-        assert volume.types() == ["tmpfs", TYPE]
+        assert volume.types() == STACK
         body(front, volume)
 
     with_volume(directory, with_it)
@@ -254,9 +256,9 @@ def test_who_reads_all_the_time_sees_no_placeholder_when_it_comes_and_goes(tmp_p
             assert tombstone_for(front, volume, device)
             assert not tombstone_for(front, volume, device), "it is there already"
             assert not tombstone_for(front, volume, topmost(volume)), "a tombstone has none"
-            assert volume.types() == ["tmpfs", TYPE]
+            assert volume.types() == STACK
             program = serve(front, volume, b"%d" % number)
-            assert volume.types() == ["tmpfs", TYPE, "fuse"]
+            assert volume.types() == [*STACK, "fuse"]
         wait_until(partial(says, seen, 10))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -395,9 +397,9 @@ def test_a_mount_that_finds_another_in_its_place_looks_again(tmp_path: Path, mon
         copy = tombstone.create(opened)
         with volume_targets.Target(opened, volume.relative(volume.target)) as target:
             attached = target.attach(copy, PATIENCE)
-        (_, first, _) = volume.mounts()
+        *_, first, _ = volume.mounts()
         assert attached == volume_targets.Attached(tombstone=int(first.device.partition(":")[2]))
-        assert volume.types() == ["tmpfs", TYPE, TYPE]
+        assert volume.types() == [*STACK, TYPE]
 
     with_volume(tmp_path, body)
 
@@ -428,7 +430,7 @@ def test_a_program_that_is_not_kept_leaves_it_there(tmp_path: Path) -> None:
         another = Program(front, volume, commits=False)
         before = volume.mounts()
         conversation = another.mount()
-        assert volume.types() == ["tmpfs", TYPE, "fuse"]
+        assert volume.types() == [*STACK, "fuse"]
         conversation.say(mounter.Undo())
         assert conversation.hear() == mounter.RolledBack()
         assert volume.mounts() == before
@@ -441,7 +443,7 @@ def test_a_program_that_is_not_kept_leaves_it_there(tmp_path: Path) -> None:
 def test_an_eager_filesystem_is_mounted_on_it(tmp_path: Path) -> None:
     def body(front: OwnedFront, volume: Volume) -> None:
         device = mount_eagerly(front, volume)
-        assert volume.types() == ["tmpfs", TYPE, "fuse"]
+        assert volume.types() == [*STACK, "fuse"]
         assert not tombstone_for(front, volume, topmost(volume)), "somebody has its descriptor"
         os.close(device)
         assert tombstone_for(front, volume, topmost(volume))
@@ -473,7 +475,7 @@ def test_a_mounter_that_is_killed_meanwhile_leaves_one_or_the_other(tmp_path: Pa
                 each.kill()
             conversation.hear()
             conversation.close()
-            assert volume.types() in (["tmpfs", "fuse"], ["tmpfs", TYPE, "fuse"], ["tmpfs", TYPE])
+            assert volume.types() in (["tmpfs", "fuse"], [*STACK, "fuse"], STACK)
             assert read(volume.file) == b"ENOTCONN"
 
     with_volume(tmp_path, body)
@@ -525,6 +527,25 @@ def test_containers_get_the_new_filesystem_whenever_they_were_started(tmp_path: 
         end(*containers)
 
     with_volume(tmp_path, body)
+
+
+def test_what_is_copied_into_containers_is_the_mount_at_the_target(tmp_path: Path) -> None:
+    """Before Linux 6.15, the kernel makes no copies of a mount that is attached nowhere."""
+
+    def body(front: OwnedFront, volume: Volume) -> None:
+        program = serve(front, volume, b"1")
+        os.chdir("/proc")
+        opened = Descriptors(os.open(tmp_path / "kubelet", os.O_PATH))
+        with volume_targets.Target(opened, volume.relative(volume.target)) as target:
+            mount, tombstone_below = target.served(topmost(volume), PATIENCE)
+        there = os.open(volume.target, os.O_PATH)
+        assert mount_tree.look(mount).mount_id == mount_tree.look(there).mount_id
+        assert tombstone_below is not None
+        for each in (mount, there):
+            os.close(each)
+        program.kill()
+
+    with_tombstone(tmp_path, body)
 
 
 @pytest.mark.parametrize("has", ["former", "tombstone"])

@@ -213,15 +213,18 @@ class Target:
             return private_copy(top)
 
     def served(self, device: int, seconds: int) -> tuple[int, int | None]:
-        """Return a detached copy of the topmost mount, without propagation, if it is of that device, and the device of
-        the tombstone below it, if there is one. Raises OSError; FileNotFoundError if it is not of that device."""
+        """Return a descriptor of the topmost mount, if it is of that device, and the device of the tombstone below it,
+        if there is one. Raises OSError; FileNotFoundError if it is not of that device.
+
+        It is no detached copy, because before Linux 6.15 nobody could copy that.
+        """
         with ExitStack() as held, self.alone(seconds):
             top = held.enter_context(self.topmost())
             layers = self.layers(top)
             if not layers or layers[0].device != device:
                 raise FileNotFoundError(errno.ENOENT, "another filesystem is mounted at the volume")
             tombstone = tombstone_of(layers)
-            return private_copy(top), tombstone.device if tombstone else None
+            return os.dup(top), tombstone.device if tombstone else None
 
     def detach(self) -> None:
         """Detach all mounts at the target, if they are the broker's. Raises OSError; may block."""
