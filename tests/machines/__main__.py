@@ -86,13 +86,13 @@ def run_one(machine: Machine, tests: list[str], seconds: float) -> float:
 
     Raises MachineFailed.
     """
-    began = time.monotonic()
+    began, commit = time.monotonic(), report.checked_out()
     with tempfile.TemporaryDirectory() as temporary:
         payload.make(Path(temporary), machine, tests)
         with results(machine, Path(temporary), OUTPUT / f"{machine.name}.log", seconds) as written:
             shutil.rmtree(OUTPUT / machine.name, ignore_errors=True)
             shutil.copytree(written, OUTPUT / machine.name)
-            report.note(machine.name, tests)
+            report.note(machine.name, tests, commit)
     return time.monotonic() - began
 
 

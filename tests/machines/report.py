@@ -46,13 +46,13 @@ class Case:
         return self.file == file and (not name or self.name.partition("[")[0] == name.replace("::", "."))
 
 
-def note(machine: str, tests: Sequence[str]) -> None:
+def note(machine: str, tests: Sequence[str], commit: str) -> None:
     """Note beside its results which tests a machine has run, of which commit."""
     (OUTPUT / machine / "selection").write_text("".join(f"{test}\n" for test in tests))
-    (OUTPUT / machine / "commit").write_text(_commit())
+    (OUTPUT / machine / "commit").write_text(commit)
 
 
-def _commit() -> str:
+def checked_out() -> str:
     """Return the commit that is checked out, with a + if files have been changed since."""
     command = ["git", "describe", "--always", "--exclude=*", "--abbrev=7", "--dirty=+"]
     return subprocess.run(command, cwd=_ROOT, check=True, capture_output=True, text=True).stdout.strip()
