@@ -343,7 +343,7 @@ def _check_socket_paths(configuration: Configuration, mistakes: _Mistakes) -> No
         if (length := len(os.fsencode(path))) > LONGEST_SOCKET_PATH:
             most = f"a socket's path has at most {LONGEST_SOCKET_PATH} bytes"
             mistakes.add(where, f"'{name}': {most}, not {length}: '{path}'")
-        normal = os.path.normpath(path)
+        normal = os.path.normpath(path).replace("//", "/")  # POSIX lets "//" at the beginning mean something else
         if normal in seen:
             mistakes.add(where, f"'{name}' is the path of another socket, too, '{seen[normal]}': '{path}'")
         seen[normal] = name
