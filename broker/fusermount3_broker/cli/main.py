@@ -263,12 +263,13 @@ def top(config_path: Path | None, once: bool) -> None:
     """Show the running broker's mounts, rates and latencies each second, until q is pressed."""
     from fusermount3_broker.cli import mounts as of_mounts
     from fusermount3_broker.cli import top as display
+    from fusermount3_broker.cli.container_names import RememberedNames
 
     at = _load(config_path).control_socket
-    console = _console()
+    console, names = _console(), RememberedNames()
 
     def ask() -> display.Sample:
-        return display.Sample(control_client.ask(at, "status"), of_mounts.ask(at))
+        return display.Sample(control_client.ask(at, "status"), of_mounts.ask(at, names))
 
     try:
         with _understanding():
@@ -300,17 +301,18 @@ def mounts(config_path: Path | None, as_json: bool, dead: bool, hung: bool, cont
     """
     from fusermount3_broker.cli import live_display, mounts_table
     from fusermount3_broker.cli import mounts as of_mounts
+    from fusermount3_broker.cli.container_names import RememberedNames
 
     at = _load(config_path).control_socket
     states = {state for state, is_wanted in (("dead", dead), ("hung", hung)) if is_wanted}
-    console = _console()
+    console, names = _console(), RememberedNames()
     if watch and as_json:
         raise click.UsageError("--watch shows a table; it can't be combined with --json")
     if watch and not console.is_terminal:
         raise click.UsageError("--watch needs a terminal")
 
     def ask() -> list[dict[str, Any]]:
-        return of_mounts.wanted(of_mounts.ask(at), states, container)
+        return of_mounts.wanted(of_mounts.ask(at, names), states, container)
 
     try:
         with _understanding():
