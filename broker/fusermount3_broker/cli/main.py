@@ -181,11 +181,16 @@ def _serve(
 @main.command("check-config")
 @click.argument("file", type=click.Path(path_type=Path), required=False)
 @click.option("--reload", "reloads", is_flag=True, help="Check only whether a running broker would load it.")
-def check_config(file: Path | None, reloads: bool) -> None:
+@click.option("--pid", type=int, help="Check the file that the broker with this process ID was started with.")
+def check_config(file: Path | None, reloads: bool, pid: int | None) -> None:
     """Check whether `serve` could start with FILE, and report all mistakes with their lines.
 
     FILE is /etc/fusermount3-broker.toml if none is given.
     """
+    if pid is not None:
+        if file:
+            raise click.UsageError("--pid says which file to check; it can't be combined with FILE")
+        file = _file_of(pid)
     notes: Iterable[str] = ()
     if reloads:
         _load(file)
@@ -197,6 +202,16 @@ def check_config(file: Path | None, reloads: bool) -> None:
     _say(f"{file}: good" if file.exists() else f"{file} does not exist: the defaults apply")
     for note in notes:
         _say(f"{file}: note: {note}")
+
+
+def _file_of(pid: int) -> Path | None:
+    """Return the configuration file that the command line of a running broker names; None if it names none."""
+    from fusermount3_broker.cli import running_broker
+
+    try:
+        return running_broker.option(pid, {"serve": serve, "csi": csi}, "config_path")
+    except running_broker.NoBroker as error:
+        raise _Failure(str(error)) from None
 
 
 @main.command()
