@@ -199,7 +199,7 @@ def check_config(file: Path | None, reloads: bool, pid: int | None) -> None:
 
         notes = start_checks.notes(_load(file, start_checks.mistakes))
     file = file or configuration_file.DEFAULT_PATH
-    _say(f"{file}: good" if file.exists() else f"{file} does not exist: the defaults apply")
+    _say(f"{file}: good" if os.path.exists(file) else f"{file} does not exist: the defaults apply")
     for note in notes:
         _say(f"{file}: note: {note}")
 
@@ -458,6 +458,7 @@ def generate(output: Path | None, proxy: Path, socket: Path, device_node: bool) 
     With such a file in /etc/cdi, `podman run --device fusermount3-proxy.dev/fuse=on IMAGE` lets FUSE programs of any
     image mount through the broker.
     """
+    from fusermount3_broker.cli import specification_file
     from fusermount3_broker.injection import cdi
     from fusermount3_broker.kernel import error_texts
 
@@ -466,28 +467,13 @@ def generate(output: Path | None, proxy: Path, socket: Path, device_node: bool) 
         if output is None:
             click.echo(text, nl=False)
         else:
-            _write(output, text)
+            specification_file.write(output, text)
     except (cdi.InjectionError, OSError) as error:
         raise _Failure(error_texts.of(error)) from None
-    if not proxy.is_file():
+    if specification_file.is_missing(proxy):
         warning = f"there is no {proxy} on this host, so no container can be started with the device: "
         hint = "install the package fusermount3-proxy-static, or give the path with --proxy"
         click.echo(visible(f"Warning: {warning}{hint}"), err=True)
-
-
-def _write(output: Path, text: str) -> None:
-    """Write the file, so that whoever reads it finds all of it or what was there before. Raises OSError.
-
-    A pipe, a device or a link such as /dev/stdout stays what it is, and gets the text.
-    """
-    if output.is_symlink() or (output.exists() and not output.is_file()):
-        with output.open("w") as stream:
-            stream.write(text)
-        return
-    output.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = output.with_name(f"{output.name}.new")  # engines read files that end in .json or .yaml
-    unfinished.write_text(text)
-    unfinished.replace(output)
 
 
 def _console() -> "Console":

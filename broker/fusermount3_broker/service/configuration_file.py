@@ -87,13 +87,13 @@ def load(path: Path | None, check: Check | None = None) -> Configuration:
 @contextmanager
 def open_file(path: Path | None) -> Iterator[BinaryIO | None]:
     """Open the file at `path`; without one the default file, or None if there is none. Raises ConfigurationError."""
-    if path is None and not DEFAULT_PATH.exists():
-        yield None
-        return
-    path = path or DEFAULT_PATH
+    is_default, path = path is None, path or DEFAULT_PATH
     try:
         file = os.fdopen(_open_regular_file(path), "rb")
     except OSError as error:
+        if is_default and error.errno in (errno.ENOENT, errno.ENOTDIR):
+            yield None
+            return
         raise ConfigurationError(f"{path}: {error.strerror}") from None
     except ValueError as error:  # a path with a NUL byte
         raise ConfigurationError(f"{path}: {error}") from None

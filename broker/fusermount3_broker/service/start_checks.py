@@ -46,7 +46,7 @@ def notes(configuration: Configuration) -> Iterator[str]:
     """
     if isinstance(configuration.metrics, Loopback) and _errno_of_port(configuration.metrics)[0] == errno.EADDRINUSE:
         yield f"'metrics': port {configuration.metrics.port} is in use already; fine if it is this broker's"
-    if not any((directory / _SERVICE).exists() for directory in _UNITS):
+    if not any(os.path.exists(directory / _SERVICE) for directory in _UNITS):
         return
     if isinstance(configuration.metrics, Loopback):
         yield (
