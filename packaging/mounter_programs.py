@@ -128,8 +128,8 @@ def _constant(name: str) -> str:
 
 
 def _record(prefix: str, kind: type[mounter.Record]) -> tuple[str, str, str]:
-    """Define the places of a record's fields, their number PREFIXS, their names PREFIX_FIELDS, and PREFIX_FLAGS, the set
-    of places where a bool is.
+    """Define the places of a record's fields, their number PREFIXS, their names PREFIX_FIELDS, and PREFIX_FLAGS, the
+    set of places where a bool is.
     """
     names = [_quoted(name.replace("_", "-").encode()) for name in kind._fields]
     places = [f"{prefix}_{name.upper()}" for name in kind._fields]
