@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import get_type_hints
 
 from fusermount3_broker.kernel import syscalls
 from fusermount3_broker.messages import mounter, process_names, quantities
@@ -126,11 +127,18 @@ def _constant(name: str) -> str:
     )
 
 
-def _record(prefix: str, kind: type[mounter.Record]) -> tuple[str, str]:
-    """Define the places of a record's fields, their number PREFIXS, and their names PREFIX_FIELDS."""
+def _record(prefix: str, kind: type[mounter.Record]) -> tuple[str, str, str]:
+    """Define the places of a record's fields, their number PREFIXS, their names PREFIX_FIELDS, and PREFIX_FLAGS, the
+    set of places where a bool is.
+    """
     names = [_quoted(name.replace("_", "-").encode()) for name in kind._fields]
     places = [f"{prefix}_{name.upper()}" for name in kind._fields]
-    return f"enum {{ {', '.join(places)}, {prefix}S }};", f"#define {prefix}_FIELDS {', '.join(names)}"
+    flags = sum(1 << place for place, name in enumerate(kind._fields) if get_type_hints(kind)[name] is bool)
+    return (
+        f"enum {{ {', '.join(places)}, {prefix}S }};",
+        f"#define {prefix}_FIELDS {', '.join(names)}",
+        f"#define {prefix}_FLAGS UINT64_C({flags})",
+    )
 
 
 def _quoted(text: bytes) -> str:

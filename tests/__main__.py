@@ -24,16 +24,20 @@ PREFETCH = "--prefetch"
 _SLOWNESS = "3"
 #: Signals that are to end a run: Ctrl-C, kill(1), the end of the terminal.
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+#: pytest.ExitCode.INTERRUPTED
+INTERRUPTED = 2
 #: Seconds that the prefetching process has to end; it may have a container to remove.
 _PATIENCE = 60
 
 
 @contextlib.contextmanager
 def prefetching() -> Iterator[None]:
+    """Prefetch while the block runs. The processes have groups of their own: each is interrupted once, at the end."""
     quiet = subprocess.DEVNULL
     command = [sys.executable, "-m", "tests.prefetch"]
     processes = [
-        subprocess.Popen([*command, name], stdin=quiet, stdout=quiet, stderr=quiet) for name in ("entries", "cluster")
+        subprocess.Popen([*command, name], stdin=quiet, stdout=quiet, stderr=quiet, process_group=0)
+        for name in ("entries", "cluster")
     ]
     try:
         yield
@@ -46,33 +50,51 @@ def prefetching() -> Iterator[None]:
 
 def main(arguments: list[str]) -> int:
     os.environ.setdefault("FUSERMOUNT3PROXY_TEST_SLOWNESS", _SLOWNESS)
+    interruption = Interruption()
     given = [each for each in arguments if each != PREFETCH]
     pytest = [sys.executable, "-m", "pytest", "-p", "tests.interrupted", f"--numprocesses={AT_ONCE}", "--dist=loadfile"]
     with prefetching() if PREFETCH in arguments else contextlib.nullcontext():
-        return run_interruptible([*pytest, *given])
+        return interruption.run([*pytest, *given])
 
 
-def run_interruptible(command: Sequence[str]) -> int:
-    """Run the command and return its exit status. Whichever signal is to end this process interrupts the command.
+class Interruption:
+    """From now on, the first signal that is to end this process interrupts the command that `run` executes, and nothing
+    else; later ones are ignored, for a second SIGINT would interrupt the command's cleaning up.
 
-    The command gets a process group of its own: Ctrl-C reaches it once, through this process. A second SIGINT would
-    interrupt its cleaning up. Signals count even if they were ignored, as in background jobs of a shell.
+    Signals count even if they were ignored, as in background jobs of a shell.
     """
-    started: list[subprocess.Popen[bytes]] = []
-    early: list[int] = []
 
-    def interrupt(number: int, _: object) -> None:
-        for process in started:
-            process.send_signal(signal.SIGINT)
-        if not started:
-            early.append(number)
+    def __init__(self) -> None:
+        self._came = False
+        self._process: subprocess.Popen[bytes] | None = None
+        for number in _ENDING:
+            signal.signal(number, self._interrupt)
 
-    for number in _ENDING:
-        signal.signal(number, interrupt)
-    started.append(subprocess.Popen(command, process_group=0))
-    if early:
-        started[0].send_signal(signal.SIGINT)
-    return started[0].wait()
+    def _interrupt(self, _number: int, _: object) -> None:
+        if not self._came and self._process:
+            self._process.send_signal(signal.SIGINT)
+        self._came = True
+
+    def run(self, command: Sequence[str]) -> int:
+        """Run the command and return its exit status, that of an interrupted pytest if a signal came too early for it.
+
+        The command gets a process group of its own: Ctrl-C reaches it once, through this process.
+        """
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # no signal between the look and the start
+        try:
+            if not self._came:
+                self._process = subprocess.Popen(command, process_group=0, preexec_fn=_unblock)
+        finally:
+            _unblock()
+        status = self._process.wait() if self._process else -signal.SIGINT
+        if self._came and status == -signal.SIGINT:
+            print("interrupted, no tests ran")
+            return INTERRUPTED
+        return status
+
+
+def _unblock() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
 
 
 if __name__ == "__main__":

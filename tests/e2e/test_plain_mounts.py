@@ -333,6 +333,7 @@ def test_whatever_comes_in_place_of_a_plan_is_none(place: Path) -> None:
                 plan = mounter.dump(a_plan(facts_of(front.begin(PLAIN, *who))))
             fields = plan.split(b"\0")
             forgeries = [b"kind=MountPlan\0", plan[:-1], plan + b"x=\0", plan * 2, plan.replace(b"uid=1000", b"uid=")]
+            forgeries += [plan.replace(b"noexec=0", b"noexec=%b" % each) for each in (b"2", b"", b"01", b"yes")]
             forgeries += [b"\0".join(generator.sample(fields, len(fields))) for _ in range(20)]
             forgeries += [b"\0".join(fields[:count]) + b"\0" for count in range(1, len(fields) - 1)]
             forgeries += [bytes(generator.choices(plan, k=len(plan))) for _ in range(20)]

@@ -276,6 +276,7 @@ def test_whatever_comes_in_place_of_a_plan_is_none(place: Path) -> None:
     plan = mounter.dump(mounter.UnmountPlan(True, b"request"))
     fields = plan.split(b"\0")
     forgeries = [b"kind=UnmountPlan\0", plan[:-1], plan + b"x=\0", plan * 2, b"\0", b"x" * 60000]
+    forgeries += [plan.replace(b"lazy=1", b"lazy=%b" % each) for each in (b"2", b"", b"01", b"yes")]
     forgeries += [b"\0".join(generator.sample(fields, len(fields))) for _ in range(10)]
     forgeries += [bytes(generator.choices(plan, k=len(plan))) for _ in range(20)]
     forgeries = [each for each in forgeries if each != plan]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +55,14 @@ class Broker:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Broker:
-        self.directory.chmod(0o755)
-        self.configure(self._configuration)
-        self.start()
+        try:
+            self.directory.chmod(0o755)
+            self.configure(self._configuration)
+            self.start()
+        except BaseException:  # an interrupt, too: a broker that still runs would write into a directory that goes
+            self._end()
+            self.remove()
+            raise
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -111,11 +117,20 @@ class Broker:
         self.process.send_signal(signal.SIGTERM)
         try:
             status = self.process.wait(timeout=30 * SLOWNESS)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        except BaseException:
+            self._end()
             raise
         assert status == 0, self.log.read_text()
+
+    def _end(self) -> None:
+        """Kill the broker, if it runs, and wait until its other processes have noticed."""
+        if self._process is None:
+            return
+        with suppress(psutil.NoSuchProcess):
+            others = psutil.Process(self._process.pid).children()
+            self._process.kill()
+            self._process.wait()
+            psutil.wait_procs(others, timeout=30 * SLOWNESS)
 
     def reload(self) -> None:
         """Have the broker reload its configuration, and return when it has."""

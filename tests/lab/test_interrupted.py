@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.broker import Broker
 from tests.lab.pace import SLOWNESS
 
 ROOT = Path(__file__).parents[2]
@@ -78,6 +79,69 @@ def test_it_tears_down(tmp_path: Path, interrupt: Interrupt, ignoring: bool) -> 
     assert status == pytest.ExitCode.INTERRUPTED
     assert "KeyboardInterrupt" in said
     assert "no tests ran" in said
+
+
+#: A run that gets its signals while it prefetches.
+EARLY = """
+import contextlib, os, signal, sys
+from tests import __main__ as tests
+
+@contextlib.contextmanager
+def prefetching():
+    for number in (signal.SIGTERM, signal.SIGINT):
+        os.kill(os.getpid(), number)
+    try:
+        yield
+    finally:
+        print("the prefetching has ended", flush=True)
+
+tests.prefetching = prefetching
+sys.exit(tests.main(["--prefetch", "--collect-only"]))
+"""
+
+
+def test_an_interrupt_while_it_prefetches_ends_that_and_runs_no_test() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", EARLY], cwd=ROOT, capture_output=True, text=True, timeout=60 * SLOWNESS
+    )
+    assert done.returncode == pytest.ExitCode.INTERRUPTED
+    assert sorted(done.stdout.splitlines()) == ["interrupted, no tests ran", "the prefetching has ended"]
+    assert done.stderr == ""
+
+
+#: A command whose status tells how often it was interrupted, by two signals to its parent.
+COUNTING = """
+import os, signal, sys, time
+count = 0
+def interrupted(*_):
+    global count
+    count += 1
+signal.signal(signal.SIGINT, interrupted)
+for number in (signal.SIGTERM, signal.SIGINT):
+    os.kill(os.getppid(), number)
+    time.sleep(0.5)
+sys.exit(10 + count)
+"""
+
+
+def test_a_second_signal_does_not_interrupt_the_teardown() -> None:
+    command = [sys.executable, "-c", COUNTING]
+    code = f"import sys; from tests.__main__ import Interruption; sys.exit(Interruption().run({command!r}))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60 * SLOWNESS, check=False)
+    assert done.returncode == 11
+
+
+def test_a_broker_whose_start_is_interrupted_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(Broker, "wait_for", interrupted)
+    broker = Broker()
+    with pytest.raises(KeyboardInterrupt):
+        broker.__enter__()
+    assert not broker.is_running
+    assert list(tmp_path.iterdir()) == []
 
 
 def wait_for(path: Path) -> None:

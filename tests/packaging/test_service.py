@@ -98,8 +98,10 @@ def test_an_upgrade_restarts_the_service_and_leaves_mounts_and_configuration(boo
     booted.run("sed", "--in-place", "s/^#user_allow_other = false/user_allow_other = true/", CONFIGURATION)
     mount(booted)
     before = booted.systemctl("show", "--value", "--property=MainPID", SERVICE)
+    listening = booted.systemctl("show", "--value", "--property=InvocationID", SOCKET)
     booted.use("newer", "debian")
     booted.apt("upgrade")
+    assert booted.systemctl("show", "--value", "--property=InvocationID", SOCKET) == listening, "callers wait in it"
     assert version(booted, "fusermount3-broker").endswith("+newer")
     assert booted.systemctl("is-active", SERVICE, SOCKET).split() == ["active", "active"]
     assert booted.systemctl("show", "--value", "--property=MainPID", SERVICE) != before

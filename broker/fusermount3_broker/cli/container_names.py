@@ -14,6 +14,7 @@ nothing.
 import json
 import os
 import stat
+import time
 import tomllib
 from collections.abc import Iterator
 from contextlib import suppress
@@ -26,20 +27,30 @@ from fusermount3_broker.kernel import cgroups
 _LONGEST = 16 << 20
 _STORAGE = (Path("var/lib/containers/storage"), Path("run/containers/storage"))
 _DOCKER = Path("var/lib/docker")
+#: Seconds for which a display takes a name for the same container's: engines can rename one.
+_KEPT = 60.0
 
 
 class ContainerNames:
     """Names as of now; make another one to look again."""
 
-    def __init__(self, root: Path = Path("/")) -> None:
-        """`root` is the root directory of the host."""
+    def __init__(self, root: Path = Path("/"), known: dict[str, str] | None = None) -> None:
+        """`root` is the root directory of the host; `known` has the names of cgroups that need not be looked up, and
+        gets those that are.
+        """
         self._root = root
+        self._known = {} if known is None else known
         self._containers: dict[str, str] | None = None
         self._pods: dict[str, str] | None = None
         self._docker: Path | None = None
 
     def name(self, cgroup: str) -> str:
         """Return the name of the container, or "NAMESPACE/POD" of the pod, whose cgroup has that name; else ""."""
+        if cgroup not in self._known:
+            self._known[cgroup] = self._look_up(cgroup)
+        return self._known[cgroup]
+
+    def _look_up(self, cgroup: str) -> str:
         part = cgroup.encode("utf-8", "replace")
         if id := cgroups.container_id(part):
             return self._name_in_storage(id) or self._name_in_docker(id)
@@ -60,7 +71,7 @@ class ContainerNames:
     def _name_in_storage(self, id: str) -> str:
         if self._containers is None:
             self._containers = {}
-            with suppress(OSError):
+            with suppress(OSError, ValueError):  # ValueError: a path with a NUL byte
                 self._containers.update(self._in_storage())
         return self._containers.get(id, "")
 
@@ -103,6 +114,22 @@ class ContainerNames:
                         case [namespace, pod, its_uid]:
                             self._pods[its_uid] = f"{namespace}/{pod}"
         return self._pods.get(uid, "")
+
+
+class RememberedNames:
+    """Names for a display that looks each second: the files are read again only for a container that is new, and for
+    all of them once a minute."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+        self._known: dict[str, str] = {}
+        self._forget_at = 0.0
+
+    def look(self) -> ContainerNames:
+        """Return the names as of now."""
+        if time.monotonic() >= self._forget_at:
+            self._known, self._forget_at = {}, time.monotonic() + _KEPT
+        return ContainerNames(self._root, self._known)
 
 
 def _directories(directory: Path) -> list[Path]:

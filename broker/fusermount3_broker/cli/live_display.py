@@ -2,12 +2,14 @@
 
 import os
 import select
+import signal
 import sys
 import termios
 import time
 import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import TypeVar
 
 from rich.console import Console, Group, RenderableType
@@ -23,6 +25,8 @@ PAUSE = 1.0
 #: What stands for a key when no more can come, and what ends the display.
 _END = "end"
 _QUITS = ("q", _END)
+#: Signals that end the program, once the terminal is as it was before.
+_ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 SampleT = TypeVar("SampleT")
 #: Draws a sample; the one before it, if there is one; in at most so many lines.
@@ -32,11 +36,14 @@ Draw = Callable[[SampleT, SampleT | None, int], RenderableType]
 def show(ask: Callable[[], SampleT], draw: Draw[SampleT], console: Console) -> None:
     """Show what `ask` returns, each second, until q, ^C or the end of the input. If the broker is away, wait for it.
 
+    A signal that ends the program does so after the terminal has been restored.
+
     Raises NotRunning if it does not answer the first query.
     """
     sample, before, problem = ask(), None, ""
     with (
         suppress(KeyboardInterrupt),
+        _unwound(),
         _keys() as pressed,
         Live(console=console, screen=True, auto_refresh=False) as screen,
     ):
@@ -49,6 +56,33 @@ def show(ask: Callable[[], SampleT], draw: Draw[SampleT], console: Console) -> N
                 sample, before, problem = ask(), sample, ""
             except NotRunning as error:
                 problem = str(error)
+
+
+class _Ended(BaseException):
+    """A signal is to end the program."""
+
+
+@contextmanager
+def _unwound() -> Iterator[None]:
+    """Leave the block before one of the signals ends the program that would end it at once."""
+    received: list[int] = []
+
+    def end(number: int, _: FrameType | None) -> None:
+        received.append(number)
+        if len(received) == 1:  # another signal doesn't interrupt what restores the terminal
+            raise _Ended
+
+    numbers = [each for each in _ENDING if signal.getsignal(each) == signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, end)
+    try:
+        with suppress(_Ended):
+            yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+    if received:
+        os.kill(os.getpid(), received[0])
 
 
 @contextmanager

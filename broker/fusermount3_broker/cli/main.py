@@ -181,11 +181,16 @@ def _serve(
 @main.command("check-config")
 @click.argument("file", type=click.Path(path_type=Path), required=False)
 @click.option("--reload", "reloads", is_flag=True, help="Check only whether a running broker would load it.")
-def check_config(file: Path | None, reloads: bool) -> None:
+@click.option("--pid", type=int, help="Check the file that the broker with this process ID was started with.")
+def check_config(file: Path | None, reloads: bool, pid: int | None) -> None:
     """Check whether `serve` could start with FILE, and report all mistakes with their lines.
 
     FILE is /etc/fusermount3-broker.toml if none is given.
     """
+    if pid is not None:
+        if file:
+            raise click.UsageError("--pid says which file to check; it can't be combined with FILE")
+        file = _file_of(pid)
     notes: Iterable[str] = ()
     if reloads:
         _load(file)
@@ -194,9 +199,19 @@ def check_config(file: Path | None, reloads: bool) -> None:
 
         notes = start_checks.notes(_load(file, start_checks.mistakes))
     file = file or configuration_file.DEFAULT_PATH
-    _say(f"{file}: good" if file.exists() else f"{file} does not exist: the defaults apply")
+    _say(f"{file}: good" if os.path.exists(file) else f"{file} does not exist: the defaults apply")
     for note in notes:
         _say(f"{file}: note: {note}")
+
+
+def _file_of(pid: int) -> Path | None:
+    """Return the configuration file that the command line of a running broker names; None if it names none."""
+    from fusermount3_broker.cli import running_broker
+
+    try:
+        return running_broker.option(pid, {"serve": serve, "csi": csi}, "config_path")
+    except running_broker.NoBroker as error:
+        raise _Failure(str(error)) from None
 
 
 @main.command()
@@ -263,12 +278,13 @@ def top(config_path: Path | None, once: bool) -> None:
     """Show the running broker's mounts, rates and latencies each second, until q is pressed."""
     from fusermount3_broker.cli import mounts as of_mounts
     from fusermount3_broker.cli import top as display
+    from fusermount3_broker.cli.container_names import RememberedNames
 
     at = _load(config_path).control_socket
-    console = _console()
+    console, names = _console(), RememberedNames()
 
     def ask() -> display.Sample:
-        return display.Sample(control_client.ask(at, "status"), of_mounts.ask(at))
+        return display.Sample(control_client.ask(at, "status"), of_mounts.ask(at, names))
 
     try:
         with _understanding():
@@ -300,17 +316,18 @@ def mounts(config_path: Path | None, as_json: bool, dead: bool, hung: bool, cont
     """
     from fusermount3_broker.cli import live_display, mounts_table
     from fusermount3_broker.cli import mounts as of_mounts
+    from fusermount3_broker.cli.container_names import RememberedNames
 
     at = _load(config_path).control_socket
     states = {state for state, is_wanted in (("dead", dead), ("hung", hung)) if is_wanted}
-    console = _console()
+    console, names = _console(), RememberedNames()
     if watch and as_json:
         raise click.UsageError("--watch shows a table; it can't be combined with --json")
     if watch and not console.is_terminal:
         raise click.UsageError("--watch needs a terminal")
 
     def ask() -> list[dict[str, Any]]:
-        return of_mounts.wanted(of_mounts.ask(at), states, container)
+        return of_mounts.wanted(of_mounts.ask(at, names), states, container)
 
     try:
         with _understanding():
@@ -441,6 +458,7 @@ def generate(output: Path | None, proxy: Path, socket: Path, device_node: bool) 
     With such a file in /etc/cdi, `podman run --device fusermount3-proxy.dev/fuse=on IMAGE` lets FUSE programs of any
     image mount through the broker.
     """
+    from fusermount3_broker.cli import specification_file
     from fusermount3_broker.injection import cdi
     from fusermount3_broker.kernel import error_texts
 
@@ -449,28 +467,13 @@ def generate(output: Path | None, proxy: Path, socket: Path, device_node: bool) 
         if output is None:
             click.echo(text, nl=False)
         else:
-            _write(output, text)
+            specification_file.write(output, text)
     except (cdi.InjectionError, OSError) as error:
         raise _Failure(error_texts.of(error)) from None
-    if not proxy.is_file():
+    if specification_file.is_missing(proxy):
         warning = f"there is no {proxy} on this host, so no container can be started with the device: "
         hint = "install the package fusermount3-proxy-static, or give the path with --proxy"
         click.echo(visible(f"Warning: {warning}{hint}"), err=True)
-
-
-def _write(output: Path, text: str) -> None:
-    """Write the file, so that whoever reads it finds all of it or what was there before. Raises OSError.
-
-    A pipe, a device or a link such as /dev/stdout stays what it is, and gets the text.
-    """
-    if output.is_symlink() or (output.exists() and not output.is_file()):
-        with output.open("w") as stream:
-            stream.write(text)
-        return
-    output.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = output.with_name(f"{output.name}.new")  # engines read files that end in .json or .yaml
-    unfinished.write_text(text)
-    unfinished.replace(output)
 
 
 def _console() -> "Console":

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fusermount3_broker.cli import control_client
-from fusermount3_broker.cli.container_names import ContainerNames
+from fusermount3_broker.cli.container_names import ContainerNames, RememberedNames
 from fusermount3_broker.kernel import cgroups
 
 #: One mount, as the broker answers it.
@@ -18,10 +18,11 @@ Answered = dict[str, Any]
 _SHORT_UID = 8
 
 
-def ask(at: Path) -> list[Answered]:
-    """Return the mounts of the broker at that control socket, with names. Raises NotRunning."""
+def ask(at: Path, names: RememberedNames | None = None) -> list[Answered]:
+    """Return the mounts of the broker at that control socket, with names: those of `names`, for who asks again and
+    again. Raises NotRunning."""
     answered: list[Answered] = control_client.ask(at, "mounts")
-    name_containers(answered, ContainerNames())
+    name_containers(answered, (names or RememberedNames()).look())
     return answered
 
 

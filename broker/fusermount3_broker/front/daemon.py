@@ -98,7 +98,7 @@ def _begin(supervisor: socket.socket) -> tuple[Front, _Sockets]:
     for each in lacking:
         write_log(log.NOTICE, f"{features.running()} offers no {each.name} (since {each.since}): {each.otherwise}")
     # Under systemd, whose releases may not know the call either, fusectl is kept (`listening_sockets.keep_fusectl`).
-    if withheld := "" if "NOTIFY_SOCKET" in os.environ else features.withheld(lacking):
+    if withheld := "" if begin.keeps_fusectl else features.withheld(lacking):
         write_log(log.WARNING, withheld)
     ends = [socket.socket(fileno=each) for each in (mounter, own, plain)]
     front = Front(configuration, Mounter(*ends), registry, write_log, proc, owners, lacking, withheld=withheld)

@@ -3,9 +3,9 @@
 The mounter replaces these when it mounts (`mounter.volume_consumers`). It may not reach a container that is just being
 started, and has no further chance if it is killed. So children of the mounter look again a few times.
 
-A volume has one such child at a time, and no other until that has ended. So a filesystem whose program answers slowly,
-or never, delays its own containers. As many of these as there are slots leave none for others, whose containers then
-have only what the mounter could do when it mounted.
+A pod has one such child at a time, for all of its volumes, and no other until that has ended. So a filesystem whose
+program answers slowly, or never, delays the containers of its own pod. As many such pods as there are slots leave none
+for others, whose containers then have only what the mounter could do when it mounted.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ class RestoredContainers:
 
     async def _restore(self, mount: Mount) -> None:
         """Have a child look at the containers. Raises TimeoutError, MounterFailed and as `Operation.hear`."""
-        account = AccountName(f"volume {mount.volume.decode('utf-8', 'replace')}")
+        account = AccountName(f"pod {_pod_of(mount.volume)}")
         start = StartRestore(
             seconds=self._front.configuration.deadlines.operation,
             target=mount.volume,
@@ -91,6 +91,11 @@ class RestoredContainers:
             await operation.expect(Restored)
         finally:
             self._slots.give_back_after(account, operation)
+
+
+def _pod_of(volume: bytes) -> str:
+    """Return the UID of the pod that has the volume at this target: pods/UID/volumes/…"""
+    return volume.decode("utf-8", "replace").split("/")[1]
 
 
 def former(front: Front, volume: bytes, but: Mount | None = None) -> bytes:

@@ -21,13 +21,15 @@ class Begin(NamedTuple):
     fusectl and of /proc, the control socket, with `metrics` the socket for metrics, with `volumes` the one to the CSI
     plugin, and then the sockets on which callers connect.
 
-    `state_directory` holds the tables of mounts and volumes; `log_format` is one of `configuration.LOG_FORMATS`.
+    `state_directory` holds the tables of mounts and volumes; `log_format` is one of `configuration.LOG_FORMATS`;
+    `keeps_fusectl`: while the broker restarts, systemd keeps the superblock of fusectl.
     """
 
     state_directory: bytes
     log_format: bytes
     metrics: bool
     volumes: bool
+    keeps_fusectl: bool
 
 
 class Configuration(NamedTuple):

@@ -121,28 +121,34 @@ static const char *next_value(const char **at, const char *end, const char *name
     return value;
 }
 
-/* Points `values` to the fields of a record, which must be of this kind and have exactly these names in this order. */
+static bool is_set(const char *value)
+{
+    return strcmp(value, "1") == 0;
+}
+
+/*
+ * Points `values` to the fields of a record, which must be of this kind and have exactly these names in this order.
+ * Those of `flags`, a set of places, must be "0" or "1", as in records._value().
+ */
 static bool parse(const struct record *record, const char *kind, const char *const names[], size_t count,
-                  const char *values[])
+                  uint64_t flags, const char *values[])
 {
     const char *at = record->bytes, *end = at + record->size, *found = next_value(&at, end, "kind");
 
     if (found == NULL || strcmp(found, kind) != 0)
         return false;
-    for (size_t i = 0; i < count; i++)
+    for (size_t i = 0; i < count; i++) {
         if ((values[i] = next_value(&at, end, names[i])) == NULL)
             return false;
+        if ((flags >> i & 1) != 0 && !is_set(values[i]) && strcmp(values[i], "0") != 0)
+            return false;
+    }
     return at == end;
 }
 
 static bool is_word(const struct record *record, const char *kind)
 {
-    return parse(record, kind, NULL, 0, NULL);
-}
-
-static bool is_set(const char *value)
-{
-    return strcmp(value, "1") == 0;
+    return parse(record, kind, NULL, 0, 0, NULL);
 }
 
 /* Returns a number of seconds; ends the process if there is another text. */

@@ -64,9 +64,9 @@ static const char *take_operation(void)
     _Static_assert(SIZE(mount_fields) == SIZE(values) && SIZE(unmount_fields) == SIZE(values), "there is room for them");
     if (descriptors[0] < 0)
         _exit(0);
-    if (parse(&start, START_MOUNT, mount_fields, SIZE(mount_fields), values))
+    if (parse(&start, START_MOUNT, mount_fields, SIZE(mount_fields), START_MOUNT_FLAGS, values))
         commit_seconds = seconds_of(values[1]);
-    else if (parse(&start, START_UNMOUNT, unmount_fields, SIZE(unmount_fields), values))
+    else if (parse(&start, START_UNMOUNT, unmount_fields, SIZE(unmount_fields), START_UNMOUNT_FLAGS, values))
         name = values[1];
     else
         _exit(0);

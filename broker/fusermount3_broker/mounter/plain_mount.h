@@ -58,7 +58,7 @@ static bool is_decided_on(const struct record *record, const uint64_t facts[FACT
     char number[24];
 
     _Static_assert(SIZE(names) == PLANS, "each field has a name");
-    if (!parse(record, "MountPlan", names, PLANS, plan))
+    if (!parse(record, "MountPlan", names, PLANS, PLAN_FLAGS, plan))
         return false;
     for (size_t i = 0; i < DECIDED_FACTS; i++) {
         snprintf(number, sizeof number, "%" PRIu64, facts[i]);

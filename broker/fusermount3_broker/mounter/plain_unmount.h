@@ -66,7 +66,7 @@ static void agree_to_unmount(const struct target *target, const char *wanted[UNM
 
     say_facts("UnmountFacts", fact_names, facts, UNMOUNT_FACTS);
     hear(&heard);
-    if (!parse(&heard, "UnmountPlan", names, UNMOUNT_PLANS, wanted))
+    if (!parse(&heard, "UnmountPlan", names, UNMOUNT_PLANS, UNMOUNT_PLAN_FLAGS, wanted))
         hang_up();
     if (caller.uid != 0 && caller.uid != target->owner) /* invariants.allow_unmount() */
         fail_with(EPERM, CHECK_PLAN);

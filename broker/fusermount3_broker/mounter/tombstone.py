@@ -69,7 +69,11 @@ def create(opened: Descriptors) -> int:
 
     It is not noexec: whatever replaces it in a container takes that over (`volume_consumers`).
     """
-    with open(os.open("dev/fuse", os.O_RDWR | os.O_CLOEXEC, dir_fd=opened.devices), "r+b", buffering=0) as device:
+    try:
+        opened_device = os.open("dev/fuse", os.O_RDWR | os.O_CLOEXEC, dir_fd=opened.devices)
+    except FileNotFoundError:  # which for a volume means that it is gone
+        raise OSError(errno.ENODEV, os.strerror(errno.ENODEV), "/dev/fuse") from None
+    with open(opened_device, "r+b", buffering=0) as device:
         mount = _mount(device.fileno())
         try:
             asking = child_processes.begin(lambda: syscalls.statx_all(mount), [mount], [])

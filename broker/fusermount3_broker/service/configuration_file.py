@@ -87,13 +87,13 @@ def load(path: Path | None, check: Check | None = None) -> Configuration:
 @contextmanager
 def open_file(path: Path | None) -> Iterator[BinaryIO | None]:
     """Open the file at `path`; without one the default file, or None if there is none. Raises ConfigurationError."""
-    if path is None and not DEFAULT_PATH.exists():
-        yield None
-        return
-    path = path or DEFAULT_PATH
+    is_default, path = path is None, path or DEFAULT_PATH
     try:
         file = os.fdopen(_open_regular_file(path), "rb")
     except OSError as error:
+        if is_default and error.errno in (errno.ENOENT, errno.ENOTDIR):
+            yield None
+            return
         raise ConfigurationError(f"{path}: {error.strerror}") from None
     except ValueError as error:  # a path with a NUL byte
         raise ConfigurationError(f"{path}: {error}") from None
@@ -343,7 +343,7 @@ def _check_socket_paths(configuration: Configuration, mistakes: _Mistakes) -> No
         if (length := len(os.fsencode(path))) > LONGEST_SOCKET_PATH:
             most = f"a socket's path has at most {LONGEST_SOCKET_PATH} bytes"
             mistakes.add(where, f"'{name}': {most}, not {length}: '{path}'")
-        normal = os.path.normpath(path)
+        normal = os.path.normpath(path).replace("//", "/")  # POSIX lets "//" at the beginning mean something else
         if normal in seen:
             mistakes.add(where, f"'{name}' is the path of another socket, too, '{seen[normal]}': '{path}'")
         seen[normal] = name

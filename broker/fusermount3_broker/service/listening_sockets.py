@@ -69,6 +69,14 @@ def inherited() -> Listening:
     return found
 
 
+def systemd_keeps_descriptors() -> bool:
+    """Return whether systemd has started this process itself (SYSTEMD_EXEC_PID in systemd.exec(5), since systemd 248).
+
+    Who merely has a NOTIFY_SOCKET may be in a container whose engine passes on that it is ready, and no descriptor.
+    """
+    return "NOTIFY_SOCKET" in os.environ and os.environ.get("SYSTEMD_EXEC_PID") == str(os.getpid())
+
+
 def keep_fusectl(root: int) -> None:
     """Have systemd keep a descriptor of fusectl while the broker restarts (sd_pid_notify_with_fds(3)).
 

@@ -25,8 +25,13 @@ _OF_THE_SERVICE = (Path("/run/fusermount3-broker"), Path("/var/lib/fusermount3-b
 
 def mistakes(configuration: Configuration) -> Iterator[tuple[Key, str]]:
     """Yield what would fail at the broker's start: the key, and why."""
+    names: dict[str, str] = {}
     for key, path in _sockets(configuration):
         name = ".".join(part for part in key if isinstance(part, str))
+        place = os.path.realpath(path)  # by a link, the same path has another spelling
+        if place in names:
+            yield key, f"'{name}' is the path of another socket, too, '{names[place]}': '{path}'"
+        names[place] = name
         if problem := _problem(path.parent) or _obstacle(path, stat.S_ISSOCK, "a socket"):
             yield key, f"'{name}': {problem}"
     if problem := _problem(configuration.state_directory):
@@ -36,21 +41,29 @@ def mistakes(configuration: Configuration) -> Iterator[tuple[Key, str]]:
 
 
 def notes(configuration: Configuration) -> Iterator[str]:
-    """Yield that a port is in use; and, if the systemd service is installed, what it can't do but others can."""
+    """Yield that a port is in use; and, if the systemd service is installed, what it can't do but others can, and which
+    keys it doesn't use.
+    """
     if isinstance(configuration.metrics, Loopback) and _errno_of_port(configuration.metrics)[0] == errno.EADDRINUSE:
         yield f"'metrics': port {configuration.metrics.port} is in use already; fine if it is this broker's"
-    if not any((directory / _SERVICE).exists() for directory in _UNITS):
+    if not any(os.path.exists(directory / _SERVICE) for directory in _UNITS):
         return
     if isinstance(configuration.metrics, Loopback):
         yield (
             "'metrics': the systemd service has no network, so it can't start with a port; "
             "leave the key empty, and enable fusermount3-broker-metrics.socket"
         )
-    for name, path in (
-        ("control_socket", configuration.control_socket),
-        ("state_directory", configuration.state_directory),
-    ):
-        if not any(path.is_relative_to(each) for each in _OF_THE_SERVICE):
+    if configuration.socket != Configuration().socket:
+        yield (
+            "'socket': callers of the systemd service connect where fusermount3-broker.socket listens, not where this "
+            "file says; use systemctl edit fusermount3-broker.socket"
+        )
+    paths = [("control_socket", configuration.control_socket), ("state_directory", configuration.state_directory)]
+    if isinstance(configuration.metrics, Path):
+        paths.append(("metrics", configuration.metrics))
+    writable = [each.resolve() for each in _OF_THE_SERVICE]
+    for name, path in paths:
+        if not any(Path(os.path.realpath(path)).is_relative_to(each) for each in writable):
             yield f"'{name}': the systemd service can write to '{path}' only if it is in its ReadWritePaths="
 
 

@@ -85,6 +85,7 @@ def serve(
                 log_format=log_format.encode(),
                 metrics=listening.metrics is not None,
                 volumes=csi is not None,
+                keeps_fusectl=listening_sockets.systemd_keeps_descriptors(),
             )
             metrics = [listening.metrics] if listening.metrics else []
             volumes = [plugin.for_front] if plugin else []

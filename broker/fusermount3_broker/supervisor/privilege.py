@@ -32,23 +32,31 @@ def problem(*, front_has_account: bool) -> str:
 
     `front_has_account`: the front will run as another user than this process.
     """
-    lacking = _lacking(front_has_account)
+    needed = OF_THE_MOUNTER | (_FOR_ANOTHER_ACCOUNT if front_has_account else {})
+    lacking = _lacking(needed)
+    is_user = os.geteuid() != 0
     if not lacking and _in_first_user_namespace():
         return ""
-    if os.geteuid() != 0:
+    if is_user and (len(lacking) == len(needed) or not _in_first_user_namespace()):
         return "only root can run the broker: type sudo before the command, or start the systemd service"
     if not _in_first_user_namespace():
         return (
             "root of a user namespace, such as a rootless container's, can't run the broker: "
             "start it, or its container, as root of the host, with sudo"
         )
-    return f"the broker lacks {', '.join(lacking)}; a container of the broker is started with {_OPTIONS}"
+    names = [f"CAP_{each}" for each in lacking]
+    if not is_user and "SYS_ADMIN" in lacking:  # a container without the options
+        return f"the broker lacks {', '.join(names)}; a container of the broker is started with {_OPTIONS}"
+    options = " ".join(f"--cap-add={each}" for each in lacking)
+    return (
+        f"the broker lacks {', '.join(names)}; a service of systemd needs {' '.join(names)} in CapabilityBoundingSet="
+        f" and, with User=, in AmbientCapabilities=; a container, {options}"
+    )
 
 
-def _lacking(front_has_account: bool) -> list[str]:
-    needed = OF_THE_MOUNTER | (_FOR_ANOTHER_ACCOUNT if front_has_account else {})
+def _lacking(needed: dict[str, int]) -> list[str]:
     permitted = syscalls.capget()
-    return [f"CAP_{name}" for name, number in needed.items() if not permitted >> number & 1]
+    return [name for name, number in needed.items() if not permitted >> number & 1]
 
 
 def _in_first_user_namespace() -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fusermount3_broker.cli.container_names import ContainerNames
+from fusermount3_broker.cli.container_names import ContainerNames, RememberedNames
 
 ID, OTHER = "9ea7f6a7f41c" + "0" * 52, "1" * 64
 UID = "0d7e3a1c-1f2b-4c3d-9e8f-112233445566"
@@ -64,6 +64,29 @@ def test_kubelet_names_a_pod_by_the_directory_of_its_logs(tmp_path: Path, cgroup
     assert ContainerNames(tmp_path).name(cgroup) == "default/web-5d8c"
 
 
+def test_a_display_reads_files_again_only_for_a_new_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    file = write(tmp_path, f"{STORAGE}/containers.json", storage("web"))
+    names = RememberedNames(tmp_path)
+    assert [names.look().name(each) for each in (PODMAN, "3" * 64)] == ["web", ""]
+    file.write_text(json.dumps([*storage("renamed"), {"id": "4" * 64, "names": ["new"]}]))
+    opened: list[object] = []
+    opening = os.open
+
+    def counted(path: Path, flags: int) -> int:
+        opened.append(path)
+        return opening(path, flags)
+
+    monkeypatch.setattr(os, "open", counted)
+    assert [names.look().name(each) for each in (PODMAN, "3" * 64)] == ["web", ""]
+    assert opened == []
+    assert [names.look().name(each) for each in (PODMAN, "4" * 64)] == ["web", "new"]
+    assert opened.count(file) == 1
+    now += 60
+    assert names.look().name(PODMAN) == "renamed"
+
+
 @pytest.mark.parametrize("cgroup", ["", "session-2.scope", PODMAN, f"kubepods-pod{UID}.slice", "a/../b", "\udcff\0"])
 def test_what_nobody_knows_has_no_name(tmp_path: Path, cgroup: str) -> None:
     assert ContainerNames(tmp_path).name(cgroup) == ""
@@ -74,9 +97,16 @@ def test_what_nobody_knows_has_no_name(tmp_path: Path, cgroup: str) -> None:
     [
         *("", "{", "[" * 100_000, "null", "5", '"text"', "[1, null]", '[{"id": 5, "names": ["a"]}]'),
         *(f'[{{"id": "{ID}"}}]', f'[{{"id": "{ID}", "names": []}}]', f'[{{"id": "{ID}", "names": [7]}}]'),
-        *("a = " + "[" * 100_000, '{"Name": 5}', '{"Name": null}', '{"data-root": {}}', "\x00"),
+        *(
+            '[storage]\ngraphroot = "/\\u0000"',
+            "a = " + "[" * 100_000,
+            '{"Name": 5}',
+            '{"Name": null}',
+            '{"data-root": {}}',
+            "\x00",
+        ),
     ],
-    ids=range(16),
+    ids=range(17),
 )
 def test_a_file_of_another_structure_names_nothing(tmp_path: Path, content: str) -> None:
     places = (f"{STORAGE}/containers.json", f"var/lib/docker/containers/{ID}/config.v2.json", "etc/docker/daemon.json")

@@ -7,8 +7,10 @@ import json
 import os
 import re
 import socket
+import subprocess
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +88,47 @@ def test_a_reload_is_checked_first() -> None:
     """systemd.service(5): if a command of ExecReload= fails, the next is not executed, and the reload fails."""
     service = (ROOT / "packaging/systemd/fusermount3-broker.service").read_text()
     reload = [line.partition("=")[2] for line in service.splitlines() if line.startswith("ExecReload=")]
-    assert reload == ["/usr/bin/fusermount3-broker check-config --reload", "kill -HUP $MAINPID"]
+    assert reload == ["/usr/bin/fusermount3-broker check-config --reload --pid $MAINPID", "kill -HUP $MAINPID"]
+
+
+@pytest.mark.parametrize("given", [["--config", "edited.toml"], ["--log-format=text", "--config={}/edited.toml"]])
+def test_the_file_is_checked_that_the_broker_was_started_with(tmp_path: Path, given: list[str]) -> None:
+    (tmp_path / "edited.toml").write_text("mount_max = 'x'")
+    arguments = [each.replace("{}", str(tmp_path)) for each in given]
+    with sleeping(tmp_path, "serve", *arguments) as pid:
+        result = run("check-config", "--reload", "--pid", str(pid))
+    expected = f"Error: {tmp_path}/edited.toml:1: 'mount_max' must be a whole number, not 'x'\n"
+    assert (result.exit_code, result.output) == (1, expected)
+
+
+def test_of_a_broker_without_a_file_the_defaults_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusermount3_broker.service.configuration_file.DEFAULT_PATH", tmp_path / "none.toml")
+    with sleeping(tmp_path, "csi", "--endpoint", "unix:///a", "--node-id=n") as pid:
+        result = run("check-config", "--reload", "--pid", str(pid))
+    assert (result.exit_code, result.output) == (0, f"{tmp_path}/none.toml does not exist: the defaults apply\n")
+
+
+def test_a_process_that_is_no_broker_is_told(tmp_path: Path) -> None:
+    with sleeping(tmp_path, "something") as pid:
+        result = run("check-config", "--pid", str(pid))
+    assert (result.exit_code, result.output) == (1, f"Error: process {pid} is no broker\n")
+    result = run("check-config", "--pid", str(pid))
+    assert result.output == f"Error: process {pid} can't be looked at: /proc/{pid}/cmdline: No such file or directory\n"
+    assert run("check-config", "--pid", str(pid), "file").exit_code == 2
+
+
+@contextlib.contextmanager
+def sleeping(directory: Path, *arguments: str) -> Iterator[int]:
+    """Run a process with these arguments in a directory."""
+    with subprocess.Popen(
+        [sys.executable, "-c", "input()", *arguments], cwd=directory, stdin=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        try:
+            yield process.pid
+        finally:
+            process.stdin.write(b"\n")
+            process.stdin.close()
 
 
 def test_without_a_file_the_defaults_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,6 +152,18 @@ def test_a_name_takes_the_place_of_an_id(host: Path) -> None:
     assert (mount["container_id"], mount["container_name"]) == ("", "default/web")
 
 
+@pytest.mark.parametrize("name", ["\x1b[2Jweb", "web\nlive", "\x9b2J", "\u202ebew"])
+def test_a_name_cannot_move_the_terminals_cursor(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Engines allow none of this in a name; their files may come from somebody else."""
+    monkeypatch.setattr(ContainerNames, "name", lambda *_: name)
+    monkeypatch.setattr(ContainerNames, "may_name", lambda *_: True)
+    (mount,) = named(MOUNT | {"account": "container /machine.slice/a"})
+    assert mount["container_name"] == name
+    for lines in (mounts_table.lines([mount]), drawn(200, MOUNT | {"account": "container /machine.slice/a"})):
+        assert len(lines) == 2
+        assert "".join(lines).isprintable()
+
+
 def test_a_cgroup_that_a_user_has_made_gets_no_name_of_a_container(host: Path) -> None:
     """It may have the ID of anybody's container."""
     file = host / "var/lib/containers/storage/overlay-containers/containers.json"

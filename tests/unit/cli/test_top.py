@@ -250,6 +250,14 @@ def test_an_interrupt_ends_it_cleanly(terminal: Terminal) -> None:
     assert terminal.end() == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_that_ends_it_leaves_the_terminal_as_it_was(terminal: Terminal, number: int) -> None:
+    terminal.wait_for("fusermount3-broker 0.1.0", 2)
+    terminal.process.send_signal(number)
+    assert terminal.end() == -number
+    assert terminal.text.count("\x1b[?25l") == terminal.text.count("\x1b[?25h"), "the cursor is shown again"
+
+
 def test_it_ends_when_its_terminal_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it reads no key any more, it would ask the broker again and again without a pause."""
     screen, theirs = pty.openpty()

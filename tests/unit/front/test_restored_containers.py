@@ -148,6 +148,23 @@ def test_nothing_is_done_for_a_filesystem_that_is_not_the_volumes_any_more(scene
     assert {each.device for each in scene.started} == ({2} if end == "next" else set())
 
 
+def test_volumes_of_one_pod_hold_one_slot_and_others_have_theirs(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restored_containers, "_PATIENCE", 0.1)
+    scene.answers = False
+
+    async def body(containers: RestoredContainers) -> None:
+        for number in range(1, 11):
+            containers.look_at(scene.mount(number, volume=b"pods/hostile/volumes/%d/mount" % number))
+        await asyncio.sleep(0.5)
+        assert len(scene.started) == 1
+        scene.answers = True
+        containers.look_at(scene.mount(20, volume=b"pods/other/volumes/1/mount"))
+        await asyncio.sleep(0.3)
+
+    run(scene, body)
+    assert [each.device for each in scene.started][1:] == [20, 20, 20]
+
+
 def test_a_child_that_does_not_end_is_the_last_one_of_its_volume(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restored_containers, "_PATIENCE", 0.1)
     scene.answers = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -62,6 +63,20 @@ def test_a_proxy_that_is_not_there_is_told_and_the_file_written(tmp_path: Path) 
     result = generate("--proxy", proxy, "--output", file)
     assert (result.exit_code, result.output) == (0, "")
     assert file.read_text() == written
+
+
+def test_a_proxy_that_this_user_may_not_look_for_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root would be allowed to look; as who is not, the kernel says so of every such path."""
+    stat = Path.stat
+
+    def refused(path: Path, **given: bool) -> os.stat_result:
+        if path.name == "proxy":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return stat(path, **given)
+
+    monkeypatch.setattr(Path, "stat", refused)
+    result = generate("--proxy", "/root/private/proxy")
+    assert (result.exit_code, "Warning" in result.output) == (0, False), "nothing is known of the file"
 
 
 def test_a_link_to_a_stream_gets_it_and_stays_a_link(tmp_path: Path) -> None:

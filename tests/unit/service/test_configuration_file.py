@@ -345,6 +345,10 @@ def test_a_path_that_no_socket_can_have_is_told(tmp_path: Path, text: str, expec
             "'socket.path' is the path of another socket, too, 'socket.path': '/run/b/../a'",
         ),
         (
+            "control_socket = '/run/a'\nmetrics = '//run/a'",
+            "'metrics' is the path of another socket, too, 'control_socket': '//run/a'",
+        ),
+        (
             "control_socket = '/run/a'\n[[socket]]\npath = '/run/a'",
             "'control_socket' is the path of another socket, too, 'socket.path': '/run/a'",
         ),

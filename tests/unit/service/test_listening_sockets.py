@@ -394,3 +394,23 @@ def test_where_there_is_no_network_the_socket_unit_is_named(monkeypatch: pytest.
     unit = r"not supported by protocol.*; see fusermount3-broker-metrics\.socket"
     with pytest.raises(SocketError, match=unit), listening_for_metrics(Loopback("127.0.0.1", 9000)):
         pass
+
+
+@pytest.mark.parametrize(
+    ("environment", "keeps"),
+    [
+        ({"NOTIFY_SOCKET": "/run/notify", "SYSTEMD_EXEC_PID": str(os.getpid())}, True),
+        ({"NOTIFY_SOCKET": "/run/notify"}, False),
+        ({"NOTIFY_SOCKET": "/run/notify", "SYSTEMD_EXEC_PID": "1"}, False),
+        ({"SYSTEMD_EXEC_PID": str(os.getpid())}, False),
+    ],
+    ids=["a service", "a container", "started by a service", "not notified"],
+)
+def test_systemd_keeps_descriptors_of_what_it_has_started_itself(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], keeps: bool
+) -> None:
+    for name in ("NOTIFY_SOCKET", "SYSTEMD_EXEC_PID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert listening_sockets.systemd_keeps_descriptors() is keeps

@@ -53,6 +53,14 @@ def test_a_path_where_nothing_can_be_made_is_told(tmp_path: Path, text: str, exp
     assert told(tmp_path, text.replace("{}", str(tmp_path))) == [expected]
 
 
+def test_one_path_in_two_spellings_is_one_path(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "link").symlink_to("run")
+    text = f'metrics = "{tmp_path}/link/control.sock"'
+    expected = "3: 'metrics' is the path of another socket, too, 'control_socket': 'DIRECTORY/link/control.sock'"
+    assert told(tmp_path, text) == [expected]
+
+
 def test_all_of_them_are_told_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     text = f'metrics = "{tmp_path}"\n[[socket]]\npath = "{tmp_path}/file"'
@@ -117,6 +125,29 @@ def test_what_the_service_cannot_do_is_noted_where_it_is_installed(
         "'metrics': the systemd service has no network, so it can't start with a port",
         "'state_directory': the systemd service can write to '/srv/state' only if it is in its ReadWritePaths=",
     ]
+
+
+def test_the_service_writes_only_where_it_may_and_listens_where_systemd_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fusermount3-broker.service").touch()
+    monkeypatch.setattr(start_checks, "_UNITS", (tmp_path,))
+    file = tmp_path / "broker.toml"
+
+    def noted(text: str) -> list[str]:
+        file.write_text(text)
+        return list(start_checks.notes(configuration_file.load(file)))
+
+    only = "only if it is in its ReadWritePaths="
+    of_metrics = "'metrics': the systemd service can write to"
+    assert noted('metrics = "/srv/metrics.sock"') == [f"{of_metrics} '/srv/metrics.sock' {only}"]
+    outside = "/run/fusermount3-broker/../metrics.sock"
+    assert noted(f'metrics = "{outside}"') == [f"{of_metrics} '{outside}' {only}"]
+    (tmp_path / "link").symlink_to("/run/fusermount3-broker")
+    assert noted(f'metrics = "//run/fusermount3-broker/a.sock"\ncontrol_socket = "{tmp_path}/link/b.sock"') == []
+    (of_socket,) = noted('[[socket]]\nmode = "0600"')
+    assert of_socket.startswith("'socket': callers of the systemd service connect where fusermount3-broker.socket")
+    assert noted('[[socket]]\nmode = "0666"') == [], "nothing else than the default"
 
 
 @pytest.mark.parametrize("uid", [0, 1000])

@@ -121,7 +121,7 @@ class Scene:
         self.mounter = Mounter()
         self.mounter.start()
         self.front = Front(
-            orders.Begin(bytes(directory / "state"), b"json", metrics=False, volumes=False),
+            orders.Begin(bytes(directory / "state"), b"json", metrics=False, volumes=False, keeps_fusectl=False),
             [*self.mounter.for_front, 2],
         )
 
@@ -162,7 +162,7 @@ def scene(tmp_path: Path, started: Started, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_front_begins_with_all_that_it_works_with(scene: Scene, tmp_path: Path) -> None:
     scene.start("mount_max = 7")
     assert scene.heard() == [
-        (orders.Begin(bytes(tmp_path / "state"), b"json", metrics=False, volumes=False), 6, b""),
+        (orders.Begin(bytes(tmp_path / "state"), b"json", metrics=False, volumes=False, keeps_fusectl=False), 6, b""),
         (orders.Configuration(bytes(scene.file)), 1, b"mount_max = 7"),
         (orders.SubordinateIds(), 2, b"user:100000:65536\n"),
         (orders.MounterStarted(4711, 0, True), 0, b""),
