@@ -42,7 +42,9 @@ class Extent:
     """In each batch."""
     caller_rounds: int
     caller_seconds: float
-    datapath_rounds: int
+    datapath_fewest: int
+    datapath_most: int
+    """Rounds, depending on how much they differ."""
     datapath_seconds: float
     mounts: int
     volumes: int
@@ -58,8 +60,9 @@ FULL = Extent(
     cpu_mounts=100,
     caller_rounds=5,
     caller_seconds=4,
-    datapath_rounds=10,
-    datapath_seconds=1.5,
+    datapath_fewest=20,
+    datapath_most=120,
+    datapath_seconds=0.25,
     mounts=1000,
     volumes=200,
     load=(),
@@ -71,8 +74,9 @@ QUICK = Extent(
     cpu_mounts=10,
     caller_rounds=1,
     caller_seconds=1,
-    datapath_rounds=2,
-    datapath_seconds=0.3,
+    datapath_fewest=2,
+    datapath_most=2,
+    datapath_seconds=0.25,
     mounts=50,
     volumes=10,
     load=("--mounts=50", "--calls=20", "--callers=8", "--seconds=2", "--cycles=200", "--rounds=1"),
@@ -91,7 +95,10 @@ COMPARED = {
     "latency": Part(lambda extent: latency.measure(extent.calls), page.latency),
     "cpu": Part(lambda extent: cpu.measure(extent.cpu_batches, extent.cpu_mounts), page.cpu),
     "callers": Part(lambda extent: callers.measure(extent.caller_rounds, extent.caller_seconds), page.callers),
-    "datapath": Part(lambda extent: datapath.measure(extent.datapath_rounds, extent.datapath_seconds), page.datapath),
+    "datapath": Part(
+        lambda extent: datapath.measure(extent.datapath_fewest, extent.datapath_most, extent.datapath_seconds),
+        page.datapath,
+    ),
     "memory": Part(lambda extent: memory.measure(extent.mounts), page.memory),
 }
 #: Parts that print numbers beside bounds, and return the bounds that were missed.

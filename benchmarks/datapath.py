@@ -1,8 +1,10 @@
 """Throughput of a filesystem mounted through the proxy and by the genuine helper: it must be the same.
 
 Once a filesystem is mounted, neither helper nor broker has a part in it. To show that, fio runs through the same FUSE
-program in the same mount namespace, as a user; only the file at /usr/bin/fusermount3 differs. Both are measured in
-turn, each round with a newly mounted filesystem, and every second round in reverse order.
+program in the same mount namespace, as a user; only the file at /usr/bin/fusermount3 differs. In each round, both mount
+a new filesystem, and each job runs on one right after the other, on every second round in reverse order. So what slows
+down the machine for longer than a job slows down both. There are rounds until the ratio of each job is known precisely
+enough to call it the same, or there were too many of them.
 """
 
 import json
@@ -44,8 +46,12 @@ KINDS = (
 )
 
 
-def measure(rounds: int, seconds: float, file_size: int = 32 * MIB) -> DataPath:
-    """Run each job for so many seconds in each round. Needs a private mount namespace."""
+def measure(fewest: int, most: int, seconds: float, file_size: int = 32 * MIB) -> DataPath:
+    """Run each job for so many seconds on either filesystem in each round, in at least `fewest`, at most `most` rounds.
+
+    After the fewest, a job whose ratio is precise is left out. The precision depends on how the rounds differ and not
+    on which side was faster, so it favours no result. Needs a private mount namespace.
+    """
     jobs = [Job(kind.name, kind.block_size, number, [], []) for kind in KINDS for number in (1, AT_ONCE)]
     with tempfile.TemporaryDirectory() as temporary, Broker() as broker:
         directory = Path(temporary)
@@ -54,13 +60,15 @@ def measure(rounds: int, seconds: float, file_size: int = 32 * MIB) -> DataPath:
         try:
             make_device_usable(directory)
             source = make_files(directory, file_size)
-            mountpoint = own(directory / "mountpoint")
-            for number in range(rounds):
-                for helper in (GENUINE, PROXY) if number % 2 else (PROXY, GENUINE):
-                    with mounted(helper, broker, source, mountpoint):
-                        for job in jobs:
-                            transfers = job.genuine if helper == GENUINE else job.proxy
-                            transfers.append(fio(job, mountpoint, file_size, seconds))
+            at = {helper: own(directory / name) for helper, name in ((GENUINE, "genuine"), (PROXY, "proxy"))}
+            for number in range(most):
+                if not (left := [job for job in jobs if number < fewest or not job.is_precise()]):
+                    break
+                with mounted(GENUINE, broker, source, at[GENUINE]), mounted(PROXY, broker, source, at[PROXY]):
+                    for job in left:
+                        turns = [(GENUINE, job.genuine), (PROXY, job.proxy)]
+                        for helper, transfers in turns if number % 2 else reversed(turns):
+                            transfers.append(fio(job, at[helper], file_size, seconds))
         finally:
             run(["umount", "--lazy", directory])
     return DataPath(run(["bindfs", "--version"]).stdout.strip(), jobs)
@@ -95,19 +103,27 @@ def mounted(helper: str, broker: Broker, source: Path, mountpoint: Path) -> Iter
     """Have a FUSE program show the files of `source` at `mountpoint`, mounted by this helper, for the user."""
     as_user: dict[str, Any] = {"user": USER, "group": USER, "extra_groups": []}
     environment = {**os.environ, "FUSERMOUNT3PROXY_FDPASSING_SOCKPATH": str(broker.socket)}
-    if helper == PROXY:
-        run(["mount", "--bind", PROXY_PROGRAM, GENUINE_PROGRAM])
-    try:
+    with calling(helper):
         command: list[str | Path] = ["bindfs", "-f", "--multithreaded", "--no-allow-other", source, mountpoint]
         program = subprocess.Popen(command, env=environment, **as_user)
         wait_until(lambda: mounts_at(mountpoint) or program.poll() is not None)
         assert program.poll() is None, f"bindfs ended with status {program.returncode}"
         assert len(broker.mounts()) == (helper == PROXY), "it was not this helper that mounted"
-        try:
-            yield
-        finally:
+    try:
+        yield
+    finally:
+        with calling(helper):
             subprocess.run([GENUINE_PROGRAM, "-u", mountpoint], env=environment, check=True, **as_user)
-            program.wait(timeout=30)
+        program.wait(timeout=30)
+
+
+@contextmanager
+def calling(helper: str) -> Iterator[None]:
+    """Have this helper at the path at which libfuse calls it."""
+    if helper == PROXY:
+        run(["mount", "--bind", PROXY_PROGRAM, GENUINE_PROGRAM])
+    try:
+        yield
     finally:
         if helper == PROXY:
             run(["umount", GENUINE_PROGRAM])

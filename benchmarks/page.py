@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 
 from benchmarks.results import (
-    ENOUGH_ROUNDS,
     GENUINE,
     PROXY,
+    SAME_WITHIN,
     Calls,
     Concurrency,
     Cost,
@@ -188,40 +188,39 @@ def rows_of(measured: Concurrency) -> list[list[str]]:
 def datapath(measured: DataPath) -> str:
     header = [
         "fio",
-        "genuine, MB/s (rounds)",
-        "proxy, MB/s (rounds)",
-        "ratio (rounds)",
-        "within noise",
+        "rounds",
+        "genuine, MB/s",
+        "proxy, MB/s",
+        "ratio (95 % interval)",
+        "the same",
         "latency, p50: genuine, proxy",
         "p99",
     ]
-    rounds = len(measured.jobs[0].genuine)
-    judged = (
-        "Within noise: neither side was faster in all rounds."
-        if rounds >= ENOUGH_ROUNDS
-        else f"Whether the ratios are 1.00 within noise is not judged with fewer than {ENOUGH_ROUNDS} rounds."
-    )
     return (
         "### The data path\n\n"
-        f"fio through {measured.program}, {rounds} rounds in turn; the median of the rounds, and from where to where "
-        f"they went. {judged}\n\n{table(header, [job_row(job) for job in measured.jobs])}"
+        f"fio through {measured.program}, in turn on a filesystem mounted by the genuine helper and on one mounted by "
+        f"the proxy: the medians of the rounds. The data path is the same where the whole interval of the ratio is "
+        f"within {1 - SAME_WITHIN:.2f} and {1 + SAME_WITHIN:.2f}, and not the same where it is outside.\n\n"
+        f"{table(header, [job_row(job) for job in measured.jobs])}"
     )
 
 
 def job_row(job: Job) -> list[str]:
-    def megabytes(side: str) -> list[float]:
-        return [each.bytes_per_second / 1e6 for each in getattr(job, side)]
+    def megabytes(side: str) -> str:
+        return f"{median(each.bytes_per_second / 1e6 for each in getattr(job, side)):.0f}"
 
     def microseconds(percentile: str) -> str:
         both = (median(getattr(each, percentile) for each in side) for side in (job.genuine, job.proxy))
         return ", ".join(f"{value:.0f}" for value in both) + " µs"
 
+    interval = job.interval()
     return [
         job.title(),
-        middle_and_span(megabytes("genuine"), ".0f"),
-        middle_and_span(megabytes("proxy"), ".0f"),
-        middle_and_span(job.ratios(), ".2f"),
-        "not judged" if not job.is_judged() else "**no**" if job.differs() else "yes",
+        f"{len(job.genuine)}",
+        megabytes("genuine"),
+        megabytes("proxy"),
+        f"{median(job.ratios()):.3f}" + (f" ({span(interval, '.3f')})" if interval else ""),
+        {True: "yes", False: "**no**", None: "undecided"}[job.is_same()],
         microseconds("p50_microseconds"),
         microseconds("p99_microseconds"),
     ]

@@ -13,7 +13,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.results import GENUINE, IN_CONTAINERS, PROXY, Concurrency, DataPath, Latency, Results
+from benchmarks.results import GENUINE, IN_CONTAINERS, PROXY, SAME_WITHIN, Concurrency, DataPath, Latency, Results
 
 COLOURS = {GENUINE: "#7f8c9b", PROXY: "#1f77b4", **dict.fromkeys(IN_CONTAINERS, "#6baed6")}
 OTHER = "#b08d57"
@@ -80,17 +80,20 @@ def draw_callers(axes: Axes, concurrency: list[Concurrency]) -> None:
 
 
 def draw_datapath(axes: Axes, datapath: DataPath) -> None:
-    """Draw a dot for each round, a line for the median of each job."""
+    """Draw for each job a dot for the median of its rounds, and a line for the interval of that."""
     names = []
+    drawn = [1 - SAME_WITHIN, 1 + SAME_WITHIN]
     for place, job in enumerate(datapath.jobs):
-        rounds = job.ratios()
-        axes.plot(rounds, [place] * len(rounds), "o", color=COLOURS[PROXY], alpha=0.45, markeredgewidth=0)
-        axes.plot([median(rounds)], [place], "|", color="black", markersize=14, markeredgewidth=2)
+        middle = median(job.ratios())
+        ends = job.interval() or (middle, middle)
+        axes.plot(ends, [place, place], color=COLOURS[PROXY], linewidth=3, solid_capstyle="butt")
+        axes.plot([middle], [place], "o", color=COLOURS[PROXY], markersize=8)
+        drawn += ends
         names.append(job.title())
     axes.axvline(1, color="black", linewidth=0.8, linestyle=":")
-    ratios = [ratio for job in datapath.jobs for ratio in job.ratios()]
-    axes.set_xlim(min(0.95, *ratios) - 0.01, max(1.05, *ratios) + 0.01)
-    axes.set_title(f"throughput of {datapath.program}: mounted by the proxy / by genuine fusermount3, each round")
+    axes.axvspan(1 - SAME_WITHIN, 1 + SAME_WITHIN, color="black", alpha=0.05, linewidth=0)
+    axes.set_xlim(min(drawn) - 0.01, max(drawn) + 0.01)
+    axes.set_title(f"throughput of {datapath.program}: mounted by the proxy / by genuine fusermount3, 95 % interval")
     axes.set_xlabel("ratio")
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)

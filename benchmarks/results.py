@@ -15,8 +15,8 @@ GENUINE, PROXY = "genuine fusermount3", "proxy and broker"
 AS_ROOT, AS_USER = "proxy in a container, as root", "proxy in a container, as uid 1000"
 USER_NAMESPACE = "proxy in a container with a user namespace"
 IN_CONTAINERS = (AS_ROOT, AS_USER, USER_NAMESPACE)
-#: Rounds that all lie on the same side of 1.00 by chance only once in 128 times, if there is no difference.
-ENOUGH_ROUNDS = 8
+#: The data path is the same if the ratio of the throughputs differs from 1.00 by no more than this.
+SAME_WITHIN = 0.05
 
 _converter = make_converter()
 
@@ -110,7 +110,10 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Job:
-    """A job of fio in each round, on a filesystem mounted by the genuine helper, and on one mounted by the proxy."""
+    """A job of fio in each round, on a filesystem mounted by the genuine helper, and on one mounted by the proxy.
+
+    The jobs of a run may have different numbers of rounds: one that is precise is not run again.
+    """
 
     name: str
     block_size: str
@@ -126,13 +129,25 @@ class Job:
         pairs = zip(self.proxy, self.genuine, strict=True)
         return [proxy.bytes_per_second / genuine.bytes_per_second for proxy, genuine in pairs]
 
-    def is_judged(self) -> bool:
-        return len(self.genuine) >= ENOUGH_ROUNDS
+    def interval(self) -> tuple[float, float] | None:
+        """Return the confidence interval of 95 % for the median of the ratios; None for fewer than 6 rounds."""
+        return median_interval(self.ratios())
 
-    def differs(self) -> bool:
-        """Return whether one side was faster in every round, so that noise does not explain the difference."""
-        ratios = self.ratios()
-        return self.is_judged() and (min(ratios) > 1 or max(ratios) < 1)
+    def is_precise(self) -> bool:
+        """Return whether neither end of the interval is farther from the median than `SAME_WITHIN`."""
+        interval = self.interval()
+        return interval is not None and max(abs(end - statistics.median(self.ratios())) for end in interval) <= (
+            SAME_WITHIN
+        )
+
+    def is_same(self) -> bool | None:
+        """Return whether the ratio is 1.00 within `SAME_WITHIN`; None if the interval reaches across that bound."""
+        if not (interval := self.interval()):
+            return None
+        low, high = interval
+        if low >= 1 - SAME_WITHIN and high <= 1 + SAME_WITHIN:
+            return True
+        return False if high < 1 - SAME_WITHIN or low > 1 + SAME_WITHIN else None
 
 
 @dataclass(frozen=True)
@@ -210,10 +225,10 @@ class Results:
 
     def missed(self) -> list[str]:
         """Return the broken promises: calls that failed, jobs for which the mounting helper makes a difference."""
-        jobs = self.datapath.jobs if self.datapath else []
+        differing = [job for job in self.datapath.jobs if job.is_same() is False] if self.datapath else []
         return [
             *[f"callers: {each.failed()} calls failed" for each in self.callers or [] if each.failed()],
-            *[f"datapath: {job.title()}: the ratio is not 1.00" for job in jobs if job.differs()],
+            *[f"datapath: {job.title()}: the ratio is not 1.00" for job in differing],
         ]
 
 

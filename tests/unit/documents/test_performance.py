@@ -142,26 +142,45 @@ def test_calls_that_failed_are_told_and_missed() -> None:
 @pytest.mark.parametrize(
     ("ratios", "verdict"),
     [
-        ((0.9, 1.1, 1.0, 0.9, 1.1, 1.0, 0.9, 1.1), "yes"),
-        ((0.99, 0.98, 0.99, 0.97, 0.99, 0.98, 0.99, 0.98), "**no**"),
-        ((1.01, 1.02, 1.01, 1.03, 1.01, 1.02, 1.01, 1.03), "**no**"),
-        ((0.5, 0.5), "not judged"),
+        ((0.96, 1.04, 1.0, 0.97, 1.03, 1.0), "yes"),
+        ((0.9, 0.92, 0.94, 0.9, 0.92, 0.94), "**no**"),
+        ((1.06, 1.1, 1.07, 1.08, 1.1, 1.3), "**no**"),
+        ((0.94, 1.0, 1.0, 1.0, 1.0, 1.0), "undecided"),
+        ((1.0, 1.0, 1.0, 1.0, 1.0, 1.06), "undecided"),
+        ((0.9, 0.9, 0.9, 0.9, 0.9), "undecided"),
     ],
 )
-def test_the_data_path_is_the_same_unless_one_side_was_faster_in_all_of_enough_rounds(
+def test_the_data_path_is_the_same_if_the_interval_of_the_ratio_is_within_the_bounds_and_not_if_outside(
     ratios: tuple[float, ...], verdict: str
 ) -> None:
     measured = DataPath("bindfs 1.14", [job(*ratios)])
-    assert rows(page.datapath(measured))[-1][4] == verdict
-    assert bool(replace(RESULTS, datapath=measured).missed()) == (verdict == "**no**")
+    assert rows(page.datapath(measured))[-1][5] == verdict
+    assert replace(RESULTS, datapath=measured).missed() == (
+        ["datapath: random read, 4k, 1 job: the ratio is not 1.00"] if verdict == "**no**" else []
+    )
 
 
-def test_the_data_path_is_shown_with_throughput_ratio_and_the_spread_of_the_rounds() -> None:
+@pytest.mark.parametrize(
+    ("ratios", "precise"),
+    [
+        ((0.8, 0.82, 0.78, 0.81, 0.79, 0.8), True),
+        ((0.95, 1.0, 1.0, 1.0, 1.0, 1.06), False),
+        ((1.0, 1.0, 1.0, 1.0, 1.0), False),
+    ],
+)
+def test_a_job_is_precise_if_its_interval_is_narrow_whichever_side_is_faster(
+    ratios: tuple[float, ...], precise: bool
+) -> None:
+    assert job(*ratios).is_precise() is precise
+
+
+def test_the_data_path_is_shown_with_rounds_throughput_and_the_interval_of_the_ratio() -> None:
     assert rows(page.datapath(DataPath("bindfs 1.14", [NOISE])))[-1] == [
         "random read, 4k, 1 job",
-        "200 (200 to 200)",
-        "200 (194 to 204)",
-        "1.00 (0.97 to 1.02)",
+        "8",
+        "200",
+        "200",
+        "1.000 (0.970 to 1.020)",
         "yes",
         "100, 110 µs",
         "400, 420 µs",
