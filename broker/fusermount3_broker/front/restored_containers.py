@@ -37,10 +37,11 @@ class RestoredContainers:
         self._slots = Slots(_AT_ONCE, 1)
         self._looking: dict[bytes, asyncio.Task[None]] = {}
 
-    def look_at(self, mount: Mount) -> None:
-        """Look a few times at the containers that may have the volume of this mount, as long as it is the newest."""
+    def look_at(self, mount: Mount, pod: str) -> None:
+        """Look a few times at the containers of the pod with that UID that may have the volume of this mount, as long
+        as it is the newest."""
         self.forget(mount.volume)
-        task = asyncio.create_task(self._look(mount))
+        task = asyncio.create_task(self._look(mount, AccountName(f"pod {pod}")))
         self._looking[mount.volume] = task
         task.add_done_callback(lambda _: self._is_over(mount.volume, task))
 
@@ -60,18 +61,17 @@ class RestoredContainers:
         if not task.cancelled() and (error := task.exception()):
             self._front.log(log.ERROR, f"internal error: {error!r}")
 
-    async def _look(self, mount: Mount) -> None:
+    async def _look(self, mount: Mount, account: AccountName) -> None:
         for pause in PAUSES:
             await asyncio.sleep(pause)
             now = self._front.registry.find(mount.device)
             if now is None or now.connection != mount.connection or self._front.states.is_dead(mount.connection):
                 return
             with suppress(TimeoutError, MounterFailed, OperationFailed, OperationRefused, OperationEnded):
-                await self._restore(mount)
+                await self._restore(mount, account)
 
-    async def _restore(self, mount: Mount) -> None:
+    async def _restore(self, mount: Mount, account: AccountName) -> None:
         """Have a child look at the containers. Raises TimeoutError, MounterFailed and as `Operation.hear`."""
-        account = AccountName(f"pod {_pod_of(mount.volume)}")
         start = StartRestore(
             seconds=self._front.configuration.deadlines.operation,
             target=mount.volume,
@@ -91,11 +91,6 @@ class RestoredContainers:
             await operation.expect(Restored)
         finally:
             self._slots.give_back_after(account, operation)
-
-
-def _pod_of(volume: bytes) -> str:
-    """Return the UID of the pod that has the volume at this target: pods/UID/volumes/…"""
-    return volume.decode("utf-8", "replace").split("/")[1]
 
 
 def former(front: Front, volume: bytes, but: Mount | None = None) -> bytes:

@@ -61,7 +61,7 @@ class VolumeCall(Call):
             if self._lent and not self._publication.take_back():
                 self._front.serving.suspect(self._lent.mount, time.monotonic() + MOMENT)
         if self._mounted:
-            self._publications.restored_containers.look_at(self._mounted)
+            self._publications.restored_containers.look_at(self._mounted, self._volume.pod)
 
     def _may_be_plain(self, _request: MountRequest | VolumeRequest) -> bool:
         return False
@@ -135,7 +135,7 @@ class OldCall(VolumeCall):
         else:
             mount = await self._mount_and_give(peer)
         self.decided(log.INFO, "mounted", device=mount.device, type=mount.type, source=mount.source)
-        self._publications.restored_containers.look_at(mount)
+        self._publications.restored_containers.look_at(mount, self._volume.pod)
 
     def _write_down_as_callers(self, mount: Mount, peer: Peer) -> Mount:
         """Record the mount as the caller's, and return it so. Raises Refusal."""

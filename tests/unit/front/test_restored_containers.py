@@ -23,6 +23,7 @@ from fusermount3_broker.messages import mounter
 from tests.unit.fakes import FakeFusectl
 
 TARGET = b"pods/1/mount"
+POD = "1"
 OWN, HOSTS = 7, 8
 
 
@@ -119,7 +120,7 @@ def test_containers_are_looked_at_a_few_times(scene: Scene, mountpoint: bytes) -
     first, mount = scene.mount(1), scene.mount(2, mountpoint)
 
     async def body(containers: RestoredContainers) -> None:
-        containers.look_at(mount)
+        containers.look_at(mount, POD)
         await asyncio.sleep(0.5)
 
     run(scene, body)
@@ -133,7 +134,7 @@ def test_nothing_is_done_for_a_filesystem_that_is_not_the_volumes_any_more(scene
     mount = scene.mount(1)
 
     async def body(containers: RestoredContainers) -> None:
-        containers.look_at(mount)
+        containers.look_at(mount, POD)
         if end == "dead":
             scene.states.note_dead(mount.connection)
         elif end == "gone":
@@ -141,11 +142,20 @@ def test_nothing_is_done_for_a_filesystem_that_is_not_the_volumes_any_more(scene
         elif end == "unpublished":
             containers.forget(TARGET)
         else:
-            containers.look_at(scene.mount(2))
+            containers.look_at(scene.mount(2), POD)
         await asyncio.sleep(0.3)
 
     run(scene, body)
     assert {each.device for each in scene.started} == ({2} if end == "next" else set())
+
+
+async def look_at_another_while_one_hangs(scene: Scene, containers: RestoredContainers, pause: float) -> None:
+    """Have the mounter answer again, after so many seconds without, for a volume of another pod."""
+    await asyncio.sleep(pause)
+    assert len(scene.started) == 1
+    scene.answers = True
+    containers.look_at(scene.mount(20, volume=b"pods/2/mount"), "other")
+    await asyncio.sleep(0.3)
 
 
 def test_volumes_of_one_pod_hold_one_slot_and_others_have_theirs(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,12 +164,8 @@ def test_volumes_of_one_pod_hold_one_slot_and_others_have_theirs(scene: Scene, m
 
     async def body(containers: RestoredContainers) -> None:
         for number in range(1, 11):
-            containers.look_at(scene.mount(number, volume=b"pods/hostile/volumes/%d/mount" % number))
-        await asyncio.sleep(0.5)
-        assert len(scene.started) == 1
-        scene.answers = True
-        containers.look_at(scene.mount(20, volume=b"pods/other/volumes/1/mount"))
-        await asyncio.sleep(0.3)
+            containers.look_at(scene.mount(number, volume=b"target%d" % number), POD)
+        await look_at_another_while_one_hangs(scene, containers, 0.5)
 
     run(scene, body)
     assert [each.device for each in scene.started][1:] == [20, 20, 20]
@@ -170,12 +176,8 @@ def test_a_child_that_does_not_end_is_the_last_one_of_its_volume(scene: Scene, m
     scene.answers = False
 
     async def body(containers: RestoredContainers) -> None:
-        containers.look_at(scene.mount(1))
-        await asyncio.sleep(1)
-        assert len(scene.started) == 1
-        scene.answers = True
-        containers.look_at(scene.mount(2, volume=b"pods/2/mount"))
-        await asyncio.sleep(0.3)
+        containers.look_at(scene.mount(1), POD)
+        await look_at_another_while_one_hangs(scene, containers, 1)
 
     run(scene, body)
-    assert [each.device for each in scene.started] == [1, 2, 2, 2]
+    assert [each.device for each in scene.started] == [1, 20, 20, 20]
