@@ -29,8 +29,6 @@ _READER_ONLY = (_MODES.SINGLE_NODE_READER_ONLY, _MODES.MULTI_NODE_READER_ONLY)
 
 #: A pod's volume name in Kubernetes: a label of DNS (RFC 1123).
 _VOLUME_NAME = re.compile("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-#: The name of an object in Kubernetes: a subdomain of DNS (RFC 1123).
-_OBJECT_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 #: The UID of a pod: a UUID, or 32 hexadecimal digits for a static pod.
 _UID = re.compile("[0-9a-zA-Z][-0-9a-zA-Z]{0,127}")
 #: The path of a pod's volume in kubelet's directory: a target in its directory of pods must match this.
@@ -63,7 +61,6 @@ class Attributes(NamedTuple):
     eager: bool = False
     allow_other: bool = True
     old_clients: bool | None = None
-    template: str = ""
 
 
 # Requests ----------------------------------------------------------------------------------------------------------
@@ -249,17 +246,12 @@ def _quoted(text: str) -> str:
 
 
 def _attributes(context: Mapping[str, str]) -> Attributes:
-    """Return the volumeAttributes without those that kubelet adds. Raises Refusal.
-
-    If a VolumeTemplate is named, attributes that are unknown here are its parameters; the controller has checked them.
-    """
+    """Return the volumeAttributes without those that kubelet adds. Raises Refusal."""
     found: dict[str, Any] = {}
     for name, value in context.items():
         if name.startswith(_KUBELETS):
             continue
         if name not in ATTRIBUTES:
-            if _TEMPLATE in context:
-                continue
             near = difflib.get_close_matches(name, ATTRIBUTES, 1, cutoff=0.0)[0]
             raise Refusal(INVALID_ARGUMENT, f"volumeAttributes: unknown {_quoted(name)}, did you mean '{near}'?")
         field, read = ATTRIBUTES[name]
@@ -283,12 +275,6 @@ def _socket_name(value: str) -> str:
     return value
 
 
-def _template_name(value: str) -> str:
-    if not _OBJECT_NAME.fullmatch(value):
-        raise ValueError("the name of a VolumeTemplate")
-    return value
-
-
 def _is_eager(value: str) -> bool:
     if value not in ("onConnect", "eager"):
         raise ValueError("'onConnect' or 'eager'")
@@ -301,7 +287,6 @@ def _boolean(value: str) -> bool:
     return value == "true"
 
 
-_TEMPLATE = "volumeTemplate"
 #: The volumeAttributes: the field of `Attributes` for each, and the function that reads its value, or raises
 #: ValueError.
 ATTRIBUTES: dict[str, tuple[str, Callable[[str], Any]]] = {
@@ -311,5 +296,4 @@ ATTRIBUTES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "mountTiming": ("eager", _is_eager),
     "allowOther": ("allow_other", _boolean),
     "oldClients": ("old_clients", _boolean),
-    _TEMPLATE: ("template", _template_name),
 }

@@ -117,12 +117,6 @@ def test_every_attribute_is_documented_with_its_default() -> None:
     assert publish(context=defaults) == publish()
 
 
-def test_what_else_a_volume_with_a_template_has_are_parameters() -> None:
-    """They are in the PersistentVolume; no webhook can take them away."""
-    assert publish(context={"volumeTemplate": "s3", "bucket": "b", "mountOption": "x"}) == publish()
-    assert "must be 'onConnect' or 'eager'" in refused(context={"volumeTemplate": "s3", "mountTiming": "b"})
-
-
 def test_what_kubelet_adds_is_no_attribute() -> None:
     context = {
         "csi.storage.k8s.io/ephemeral": "true",
@@ -149,13 +143,6 @@ def test_what_kubelet_adds_is_no_attribute() -> None:
         (
             {"fdPassingSocketName": "a/b"},
             "volumeAttributes: 'fdPassingSocketName' must be the name of a file, of at most 97 bytes, not 'a/b'",
-        ),
-        *(
-            (
-                {"volumeTemplate": name, "bucket": "b"},
-                f"volumeAttributes: 'volumeTemplate' must be the name of a VolumeTemplate, not {name[:128]!r}",
-            )
-            for name in ("", "S3", "a..b", ".a", "a-", "a\n", "x" * 254)
         ),
         ({"mountOptions": "allow_everybody"}, "mountOptions: unknown option 'allow_everybody'"),
         ({"mountOptions": "blkdev"}, "mountOptions: option blkdev is privileged"),
