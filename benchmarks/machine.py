@@ -2,7 +2,6 @@
 
 import os
 import platform
-import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,9 +9,8 @@ import psutil
 
 from benchmarks.latency import GENUINE_PROGRAM
 from benchmarks.results import Machine
+from tests.lab.checkout import commit
 from tests.lab.commands import run
-
-SOURCES = Path(__file__).parents[1]
 
 
 def describe(busy: list[float]) -> Machine:
@@ -46,14 +44,6 @@ def processor() -> str:
         if name.strip() == "model name":
             return value.strip()
     return "unknown processor"
-
-
-def commit() -> str:
-    """Return the measured commit, with a + if files have been changed since."""
-    described = subprocess.run(
-        ["git", "describe", "--always", "--exclude=*", "--dirty=+"], cwd=SOURCES, capture_output=True, text=True
-    )
-    return described.stdout.strip() or "not a git checkout"
 
 
 def last_word(command: list[str | Path]) -> str:

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.lab import checkout
 from tests.lab.commands import CommandFailed
 from tests.lab.foreign import can_emulate
 from tests.lab.machine import MachineFailed, results
@@ -86,7 +87,7 @@ def run_one(machine: Machine, tests: list[str], seconds: float) -> float:
 
     Raises MachineFailed.
     """
-    began, commit = time.monotonic(), report.checked_out()
+    began, commit = time.monotonic(), checkout.commit()
     with tempfile.TemporaryDirectory() as temporary:
         payload.make(Path(temporary), machine, tests)
         with results(machine, Path(temporary), OUTPUT / f"{machine.name}.log", seconds) as written:

@@ -7,7 +7,6 @@ exit status is 1 if nothing is kept of a promise that a machine shows.
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,15 +46,9 @@ class Case:
 
 
 def note(machine: str, tests: Sequence[str], commit: str) -> None:
-    """Note beside its results which tests a machine has run, of which commit."""
+    """Note beside its results which tests of which commit a machine has run."""
     (OUTPUT / machine / "selection").write_text("".join(f"{test}\n" for test in tests))
     (OUTPUT / machine / "commit").write_text(commit)
-
-
-def checked_out() -> str:
-    """Return the commit that is checked out, with a + if files have been changed since."""
-    command = ["git", "describe", "--always", "--exclude=*", "--abbrev=7", "--dirty=+"]
-    return subprocess.run(command, cwd=_ROOT, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def kernel(machine: str) -> str:
