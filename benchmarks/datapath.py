@@ -66,9 +66,8 @@ def measure(fewest: int, most: int, seconds: float, file_size: int = 32 * MIB) -
                     break
                 with mounted(GENUINE, broker, source, at[GENUINE]), mounted(PROXY, broker, source, at[PROXY]):
                     for job in left:
-                        turns = [(GENUINE, job.genuine), (PROXY, job.proxy)]
-                        for helper, transfers in turns if number % 2 else reversed(turns):
-                            transfers.append(fio(job, at[helper], file_size, seconds))
+                        for helper in (GENUINE, PROXY) if number % 2 else (PROXY, GENUINE):
+                            job.of(helper).append(fio(job, at[helper], file_size, seconds))
         finally:
             run(["umount", "--lazy", directory])
     return DataPath(run(["bindfs", "--version"]).stdout.strip(), jobs)

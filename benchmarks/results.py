@@ -124,6 +124,10 @@ class Job:
     def title(self) -> str:
         return f"{self.name}, {self.block_size}, {self.jobs} {'job' if self.jobs == 1 else 'jobs'}"
 
+    def of(self, helper: str) -> list[Transfer]:
+        """Return the results on the filesystem that this helper mounted."""
+        return self.genuine if helper == GENUINE else self.proxy
+
     def ratios(self) -> list[float]:
         """Return for each round the throughput through the proxy's filesystem relative to the genuine helper's."""
         pairs = zip(self.proxy, self.genuine, strict=True)
@@ -135,10 +139,10 @@ class Job:
 
     def is_precise(self) -> bool:
         """Return whether neither end of the interval is farther from the median than `SAME_WITHIN`."""
-        interval = self.interval()
-        return interval is not None and max(abs(end - statistics.median(self.ratios())) for end in interval) <= (
-            SAME_WITHIN
-        )
+        if not (interval := self.interval()):
+            return False
+        middle = statistics.median(self.ratios())
+        return all(abs(end - middle) <= SAME_WITHIN for end in interval)
 
     def is_same(self) -> bool | None:
         """Return whether the ratio is 1.00 within `SAME_WITHIN`; None if the interval reaches across that bound."""
