@@ -34,12 +34,12 @@ def problem(*, front_has_account: bool) -> str:
     """
     needed = OF_THE_MOUNTER | (_FOR_ANOTHER_ACCOUNT if front_has_account else {})
     lacking = _lacking(needed)
-    is_user = os.geteuid() != 0
-    if not lacking and _in_first_user_namespace():
+    is_user, is_nested = os.geteuid() != 0, not _in_first_user_namespace()
+    if not lacking and not is_nested:
         return ""
-    if is_user and (len(lacking) == len(needed) or not _in_first_user_namespace()):
+    if is_user and (is_nested or len(lacking) == len(needed)):
         return "only root can run the broker: type sudo before the command, or start the systemd service"
-    if not _in_first_user_namespace():
+    if is_nested:
         return (
             "root of a user namespace, such as a rootless container's, can't run the broker: "
             "start it, or its container, as root of the host, with sudo"
