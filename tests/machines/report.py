@@ -71,7 +71,7 @@ def _case(element: ElementTree.Element) -> Case:
     name = ".".join([*words[depth + 1 :], element.attrib["name"]])
     for kind, result in (("failure", "failed"), ("error", "failed"), ("skipped", "skipped")):
         if (found := element.find(kind)) is not None:
-            return Case(file, name, result, found.attrib.get("message", ""))
+            return Case(file, name, result, found.attrib.get("message", "").removeprefix("not run: "))
     return Case(file, name, "passed")
 
 
