@@ -119,12 +119,16 @@ def test_a_process_that_is_no_broker_is_told(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def sleeping(directory: Path, *arguments: str) -> Iterator[int]:
-    """Run a process with these arguments in a directory."""
-    with subprocess.Popen(
-        [sys.executable, "-c", "input()", *arguments], cwd=directory, stdin=subprocess.PIPE
-    ) as process:
+    """Run a process with these arguments in a directory.
+
+    It writes when it runs: between execve(2)'s closing of descriptors and its end, /proc/PID/cmdline is empty.
+    """
+    program = [sys.executable, "-c", "print(flush=True); input()", *arguments]
+    with subprocess.Popen(program, cwd=directory, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
+        assert process.stdout is not None
         try:
+            assert process.stdout.readline() == b"\n"
             yield process.pid
         finally:
             process.stdin.write(b"\n")
