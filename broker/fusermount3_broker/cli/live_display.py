@@ -5,7 +5,6 @@ import select
 import signal
 import sys
 import termios
-import time
 import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -43,8 +42,8 @@ def show(ask: Callable[[], SampleT], draw: Draw[SampleT], console: Console) -> N
     sample, before, problem = ask(), None, ""
     with (
         suppress(KeyboardInterrupt),
-        _unwound(),
-        _keys() as pressed,
+        _signalled() as signalled,
+        _keys(signalled) as pressed,
         Live(console=console, screen=True, auto_refresh=False) as screen,
     ):
         while True:
@@ -58,59 +57,57 @@ def show(ask: Callable[[], SampleT], draw: Draw[SampleT], console: Console) -> N
                 problem = str(error)
 
 
-class _Ended(BaseException):
-    """A signal is to end the program."""
-
-
 @contextmanager
-def _unwound() -> Iterator[None]:
-    """Leave the block before one of the signals ends the program that would end it at once."""
+def _signalled() -> Iterator[int]:
+    """Yield a descriptor that can be read once a signal has come that would end the program; it does after the block.
+
+    The handler raises nothing: that would be ignored where Python happens to run a finalizer.
+    """
+    reader, writer = os.pipe()
     received: list[int] = []
 
-    def end(number: int, _: FrameType | None) -> None:
+    def note(number: int, _: FrameType | None) -> None:
         received.append(number)
-        if len(received) == 1:  # another signal doesn't interrupt what restores the terminal
-            raise _Ended
+        if len(received) == 1:
+            os.write(writer, b"\0")
 
     numbers = [each for each in _ENDING if signal.getsignal(each) == signal.SIG_DFL]
     for number in numbers:
-        signal.signal(number, end)
+        signal.signal(number, note)
     try:
-        with suppress(_Ended):
-            yield
+        yield reader
     finally:
         for number in numbers:
             signal.signal(number, signal.SIG_DFL)
-    if received:
-        os.kill(os.getpid(), received[0])
+        os.close(reader)
+        os.close(writer)
+        if received:
+            os.kill(os.getpid(), received[0])
 
 
 @contextmanager
-def _keys() -> Iterator[Callable[[], str]]:
-    """Yield a function that waits for `PAUSE` seconds, or a key; it returns the key, "" or `_END`."""
-    if not sys.stdin.isatty():
-        yield _pause
-        return
-    descriptor = sys.stdin.fileno()
-    before = termios.tcgetattr(descriptor)
+def _keys(signalled: int) -> Iterator[Callable[[], str]]:
+    """Yield a function that waits for `PAUSE` seconds, a key, or until the descriptor can be read; it returns the key,
+    "" or `_END`."""
+    terminals = [sys.stdin.fileno()] if sys.stdin.isatty() else []
 
     def pressed() -> str:
-        ready, _, _ = select.select([descriptor], [], [], PAUSE)
+        ready, _, _ = select.select([signalled, *terminals], [], [], PAUSE)
         if not ready:
             return ""
+        if signalled in ready:
+            return _END
         try:
-            return os.read(descriptor, 1).decode("ascii", "replace") or _END
+            return os.read(ready[0], 1).decode("ascii", "replace") or _END
         except OSError:  # the terminal has gone
             return _END
 
+    before = [(each, termios.tcgetattr(each)) for each in terminals]
     try:
-        tty.setcbreak(descriptor)
+        for each in terminals:
+            tty.setcbreak(each)
         yield pressed
     finally:
-        with suppress(termios.error):  # the terminal has gone
-            termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
-
-
-def _pause() -> str:
-    time.sleep(PAUSE)
-    return ""
+        for each, attributes in before:
+            with suppress(termios.error):  # the terminal has gone
+                termios.tcsetattr(each, termios.TCSADRAIN, attributes)

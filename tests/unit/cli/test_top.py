@@ -258,6 +258,35 @@ def test_a_signal_that_ends_it_leaves_the_terminal_as_it_was(terminal: Terminal,
     assert terminal.text.count("\x1b[?25l") == terminal.text.count("\x1b[?25h"), "the cursor is shown again"
 
 
+#: A display that gets its signal while Python runs a finalizer.
+FINALIZING = """
+import io, os, signal
+from rich.console import Console
+from rich.text import Text
+from fusermount3_broker.cli import live_display
+
+class Sample:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        sum(range(1000))
+
+live_display.show(Sample, lambda *_: Text("sample"), Console(file=io.StringIO(), force_terminal=True))
+"""
+
+
+def test_a_signal_ends_it_whatever_python_is_doing() -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", FINALIZING],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (-signal.SIGTERM, b"")
+
+
 def test_it_ends_when_its_terminal_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it reads no key any more, it would ask the broker again and again without a pause."""
     screen, theirs = pty.openpty()
