@@ -75,7 +75,7 @@ class Front:
     withheld: str = ""
     #: Tasks that wait for children of the mounter that can't be killed.
     stuck: set[asyncio.Task[None]] = field(default_factory=set)
-    started: float = field(default_factory=time.time)
+    started: float = field(default_factory=time.monotonic)
     #: Number of requests by operation and result ("mount refused"). Both words are the broker's, never a caller's.
     requests: Counter[str] = field(default_factory=Counter)
     #: Duration of requests, by operation.

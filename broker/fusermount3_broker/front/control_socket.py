@@ -97,7 +97,7 @@ def status(front: Front) -> dict[str, Any]:
             "lacks": [{"name": each.name, "since": each.since, "otherwise": each.otherwise} for each in front.lacking],
         },
         "sockets": front.sockets,
-        "uptime_seconds": round(time.time() - front.started),
+        "uptime_seconds": round(time.monotonic() - front.started),
         "mounts": len(front.registry),
         "mount_states": dict.fromkeys(MOUNT_STATES, 0) | front.mount_states(),
         "requests": dict(front.requests),
