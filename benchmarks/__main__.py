@@ -79,7 +79,7 @@ QUICK = Extent(
     datapath_seconds=0.25,
     mounts=50,
     volumes=10,
-    load=("--mounts=50", "--calls=20", "--callers=8", "--seconds=2", "--cycles=200", "--rounds=1"),
+    load=("--mounts=50", "--standing=100", "--calls=20", "--callers=8", "--seconds=2", "--cycles=200", "--rounds=1"),
     pause=0.5,
 )
 

@@ -8,9 +8,10 @@ import time
 from functools import partial
 from pathlib import Path
 
+from benchmarks.bounds import NO_LIMITS
 from benchmarks.latency import GENUINE_PROGRAM
-from benchmarks.load import NO_LIMITS, Sample, mount_and_unmount
 from benchmarks.results import Calls, Concurrency, Timing
+from benchmarks.sample import Sample, mount_and_unmount
 from tests.lab.broker import PROXY as PROXY_PROGRAM
 from tests.lab.broker import Broker
 from tests.lab.callers import enter_private_namespace

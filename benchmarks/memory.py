@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from benchmarks.crowd import Crowd
 from benchmarks.latency import GENUINE_PROGRAM
-from benchmarks.load import Crowd
 from benchmarks.results import GENUINE, PROXY, Memory, Waiting
 from tests.lab.broker import PROXY as PROXY_PROGRAM
 from tests.lab.broker import Broker

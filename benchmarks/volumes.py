@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from benchmarks.load import Report
+from benchmarks.bounds import Report
 from benchmarks.results import percentile
 from fusermount3_broker.csi import csi_pb2 as csi
 from fusermount3_proxy import wire

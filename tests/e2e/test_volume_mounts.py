@@ -437,7 +437,7 @@ def forked_ahead(front: OwnedFront) -> list[psutil.Process]:
 def test_a_program_is_served_when_children_that_were_forked_ahead_have_been_killed(tmp_path: Path) -> None:
     def body(front: OwnedFront, volume: Volume) -> None:
         publish(front, volume)
-        wait_until(lambda: len(forked_ahead(front)) >= FEW_SPARES - 1)
+        wait_until(lambda: len(forked_ahead(front)) == FEW_SPARES)
         killed = forked_ahead(front)
         for each in killed:
             each.kill()
@@ -453,7 +453,7 @@ def test_a_program_is_served_when_children_that_were_forked_ahead_have_been_kill
 def test_children_that_were_forked_ahead_for_nothing_leave_nobody_to_reap(tmp_path: Path) -> None:
     def body(front: OwnedFront, _: Volume) -> None:
         syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)  # as if this were pid 1
-        wait_until(lambda: len(forked_ahead(front)) >= FEW_SPARES - 1)
+        wait_until(lambda: len(forked_ahead(front)) == FEW_SPARES)
         spares = [each for each in psutil.Process(front.pid).children() if each.children()]
 
         def all_had_other_things_to_do() -> bool:

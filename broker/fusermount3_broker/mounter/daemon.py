@@ -126,7 +126,7 @@ def main(ends: list[socket.socket], max_requests: int, kubelet: int | None, left
     def serve(pool: Pool, line: socket.socket) -> None:
         for each in maker.descriptors:
             os.close(each)
-        _serve(opened, pool.control, line, with_child=has_volumes and pool is pools[0] and bool(pool.spares))
+        _serve(opened, pool.control, line, with_child=has_volumes and pool is pools[0])
 
     @contextmanager
     def with_cell(pool: Pool) -> Iterator[None]:
