@@ -119,6 +119,11 @@ test-all: lint static lab-packages machine-packages  ## all tests, as CI runs th
 test-cluster: root venv static lab-packages  ## the tests that need a Kubernetes node; `make test-all` runs them, too
 	$(VENV)/bin/python -m pytest tests/cluster
 
+AWAY := 30
+.PHONY: test-cluster-long
+test-cluster-long: root venv static lab-packages  ## more of them, before each release; the report goes into docs/reliability.md
+	FUSERMOUNT3PROXY_TEST_AWAY=$(AWAY) $(VENV)/bin/python -m tests.cluster.long
+
 .PHONY: lint
 lint: venv  ## ruff and mypy --strict
 	$(VENV)/bin/ruff format --check .

@@ -33,6 +33,16 @@ class Left(NamedTuple):
     broker: str
     """What the broker has mounted; empty if there is no broker."""
 
+    def beyond(self, before: Left) -> Left:
+        """Return what there is now and was not there before; of the broker's answer, the lines that are new."""
+        return Left(
+            sorted((Counter(self.mounts) - Counter(before.mounts)).elements()),
+            sorted((Counter(self.cgroups) - Counter(before.cgroups)).elements()),
+            sorted((Counter(self.directories) - Counter(before.directories)).elements()),
+            self.processes - before.processes,
+            "\n".join((Counter(self.broker.splitlines()) - Counter(before.broker.splitlines())).elements()),
+        )
+
 
 def left(node: ClusterNode) -> Left:
     """Return what there is of pods on the node now."""

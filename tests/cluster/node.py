@@ -40,6 +40,7 @@ _SETTINGS = {
     "kernel/keys/root_maxbytes": "25000000",
 }
 
+# crun refuses a hierarchy of version 2 with controllers beside those of version 1.
 # The second /proc has nothing mounted on it: else the kernel allows none in user namespaces (mount_too_revealing()).
 _BEGIN = """
 root=$1 programs=$2 name=$3 address=$4
@@ -55,6 +56,7 @@ mount -t proc proc proc
 done
 mount -t sysfs sysfs sys
 mount --rbind /sys/fs/cgroup sys/fs/cgroup
+if mountpoint --quiet sys/fs/cgroup/unified; then umount sys/fs/cgroup/unified; fi
 mount --rbind /dev dev
 pivot_root . mnt
 umount --lazy /mnt
@@ -71,6 +73,11 @@ exec catatonit -P
 
 _NAMESPACES = ("--mount", "--net", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "--propagation=private")
 
+_BEFORE = "usr/local/sbin"
+"""The directory in which a program is found before that of the same name in the node's own, /usr/local/bin."""
+
+_HEALTH = f"/api/v1/nodes/{configuration.NAME}/proxy/healthz"
+
 # As a service manager keeps its services.
 _KEEP = 'while :; do "$@"; echo "$1 has ended with status $?"; sleep 1; done'
 
@@ -85,12 +92,15 @@ class ClusterNode:
     Another process can use the directory of a node that is running.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, programs: Sequence[Path] = ()) -> None:
+        """Take a directory, and executables that are to run instead of the node's own of the same names."""
         self.directory = directory
         self.root = directory / "root"
         self.logs = directory / "logs"
         self._state = directory / "node.json"
-        self._started: list[subprocess.Popen[bytes]] = []
+        self._programs = programs
+        self._holder: subprocess.Popen[bytes] | None = None
+        self._services: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> ClusterNode:
         try:
@@ -105,36 +115,43 @@ class ClusterNode:
 
     def start(self) -> None:
         """Start all; return when pods can be created. NotReady with what a program said if it can't be started."""
-        programs = binaries.kubernetes()
         cgroup_root = CgroupRoot()
         self.directory.mkdir(parents=True)
         self._state.write_text(json.dumps({"cgroups": cgroup_root.path}))
         self._fill(cgroup_root)
-        holder = self._begin(programs)
-        (init,) = psutil.Process(holder.pid).children()
-        state = {"cgroups": cgroup_root.path, "init": init.pid, "created": init.create_time()}
-        self._state.write_text(json.dumps(state))
-        for service in configuration.SERVICES:
-            self._serve(service)
-        self._wait_for("kube-apiserver", lambda: self._answers("get", "--raw", "/readyz"))
-        self._wait_for("kubelet", self._is_ready)
-        # Without it, no pod can be created.
-        self._wait_for("kube-controller-manager", lambda: self._answers("get", "serviceaccount", "default"))
+        self._boot()
+
+    def reboot(self) -> None:
+        """Cut the power, and start again with the files that there are; return as `start` does."""
+        self._cut_the_power()
+        self._boot()
 
     def stop(self) -> None:
         """End all processes at once, as a switch cuts the power, and remove the directory and the cgroups."""
         if not self._state.exists():
             return
-        state = json.loads(self._state.read_text())
-        if self.is_running():
-            init = psutil.Process(state["init"])
-            init.kill()
-            init.wait(PATIENCE)
-        for process in self._started:
-            process.kill()
-            process.wait(PATIENCE)
-        CgroupRoot(state["cgroups"]).remove()
+        self._cut_the_power()
         shutil.rmtree(self.directory)
+
+    def end(self, *services: str) -> None:
+        """Kill these services, named as their programs; `begin` starts them again, and nothing else does."""
+        for name in services:
+            process = self._services.pop(name)
+            # The shell that would start the service again, and then the service.
+            for each in psutil.Process(process.pid).children(recursive=True):
+                each.kill()
+                each.wait(PATIENCE)
+            process.wait(PATIENCE)
+
+    def without_replacement(self, program: str) -> None:
+        """Have the node's own executable again, from the next start of it on."""
+        (self.root / _BEFORE / program).unlink()
+
+    def begin(self, *services: str) -> None:
+        """Start services that were ended; return when the API server and kubelet answer."""
+        for name in services:
+            self._serve(next(service for service in configuration.SERVICES if service[0] == name))
+        self._wait_until_ready()
 
     def is_running(self) -> bool:
         try:
@@ -199,14 +216,45 @@ class ClusterNode:
         files = self.root / configuration.DIRECTORY.relative_to("/")
         files.mkdir()
         configuration.write(files, cgroup_root.path)
+        for program in self._programs:
+            shutil.copy(program, self.root / _BEFORE / program.name)
         (self.root / "etc/hosts").write_text("127.0.0.1 localhost\n")
         (self.root / "etc/resolv.conf").write_text("nameserver 127.0.0.1\n")  # nobody answers
         for name, value in _SETTINGS.items():
             setting = files / "settings" / name
             setting.parent.mkdir(parents=True, exist_ok=True)
             setting.write_text(f"{value}\n")
+
+    def _boot(self) -> None:
+        path = self.cgroups
         for hierarchy in cgroups.hierarchies():
-            (hierarchy / cgroup_root.path.lstrip("/")).mkdir()
+            (hierarchy / path.lstrip("/")).mkdir()
+        holder = self._begin(binaries.kubernetes())
+        (init,) = psutil.Process(holder.pid).children()
+        state = {"cgroups": path, "init": init.pid, "created": init.create_time()}
+        self._state.write_text(json.dumps(state))
+        for service in configuration.SERVICES:
+            self._serve(service)
+        self._wait_until_ready()
+
+    def _wait_until_ready(self) -> None:
+        self._wait_for("kube-apiserver", lambda: self._answers("get", "--raw", "/readyz"))
+        # What the node's object says may be older than this kubelet.
+        self._wait_for("kubelet", lambda: self._answers("get", "--raw", _HEALTH) and self._is_ready())
+        # Without it, no pod can be created.
+        self._wait_for("kube-controller-manager", lambda: self._answers("get", "serviceaccount", "default"))
+
+    def _cut_the_power(self) -> None:
+        state = json.loads(self._state.read_text())
+        if self.is_running():
+            init = psutil.Process(state["init"])
+            init.kill()
+            init.wait(PATIENCE)
+        for process in (*self._services.values(), *([self._holder] if self._holder else [])):
+            process.kill()
+            process.wait(PATIENCE)
+        self._services.clear()
+        CgroupRoot(state["cgroups"]).remove()
 
     def _begin(self, programs: Path) -> subprocess.Popen[bytes]:
         """Start process 1 in its namespaces; return the process that waits for it."""
@@ -219,7 +267,7 @@ class ClusterNode:
                 stderr=log,
                 start_new_session=True,
             )
-        self._started.append(holder)
+        self._holder = holder
         assert holder.stdout is not None
         with holder.stdout as output:
             if output.readline() != b"begun\n":
@@ -227,12 +275,14 @@ class ClusterNode:
         return holder
 
     def _serve(self, service: Sequence[str]) -> None:
-        with (self.logs / service[0]).open("wb") as log:
-            command = self.command("sh", "-c", _KEEP, "sh", *service)
-            self._started.append(
-                subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/"
-                )
+        with (self.logs / service[0]).open("ab") as log:
+            self._services[service[0]] = subprocess.Popen(
+                self.command("sh", "-c", _KEEP, "sh", *service),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                cwd="/",
             )
 
     def _answers(self, *words: str) -> bool:

@@ -76,7 +76,7 @@ def applied(node: ClusterNode, objects: list[dict[str, Any]]) -> Iterator[Pod]:
         node.kubectl("apply", "--filename=-", input=manifests)
         yield Pod(node, the("Pod", objects)["metadata"]["name"])
     finally:
-        node.kubectl("delete", "--filename=-", "--timeout=120s", input=manifests)
+        node.kubectl("delete", "--filename=-", "--ignore-not-found", "--timeout=120s", input=manifests)
 
 
 def wait_until_it_says(pod: Pod, argv: list[str], expected: str, seconds: float = 60) -> None:

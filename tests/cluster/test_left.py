@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
-from tests.cluster.left import left
+from tests.cluster.left import Left, left
 from tests.lab import cgroups
 from tests.lab.podman import PREFIX
 
@@ -52,3 +53,10 @@ def test_a_process(node: ClusterNode) -> None:
         (sleep,) = psutil.Process(process.pid).children()
         sleep.kill()
     assert found.processes - before.processes == {"sleep": 1}
+
+
+def test_what_was_there_before_is_not_counted() -> None:
+    before = Left(["a"], [], ["pod"], Counter({"sh": 2, "bridge": 1}), "TABLE\nold\n")
+    after = Left(["a", "a"], ["cgroup"], [], Counter({"sh": 3}), "TABLE\nnew\n")
+    assert after.beyond(before) == Left(["a"], ["cgroup"], [], Counter({"sh": 1}), "new")
+    assert not any(before.beyond(before))
