@@ -13,6 +13,7 @@ import pytest
 from tests.e2e.conftest import has_ended_all, nothing_left, wait_until
 from tests.lab.broker import PROXY
 from tests.lab.cache import Cache
+from tests.lab.checkout import make_static
 from tests.lab.commands import run
 from tests.lab.images import BUSYBOX, image_tag
 from tests.lab.podman import FUSE_STAND_IN, Container, Options, Volume
@@ -36,9 +37,8 @@ EMULATED = '#!/bin/sh\nexec /opt/qemu -0 "$0" /opt/proxy "$@"\n'
 @pytest.fixture(scope="module")
 def arm64() -> Path:
     """The executable that `make static ARCH=arm64` builds from the same sources as the native one."""
-    for arguments in ([], ["ARCH=arm64"]):
-        run(["make", "--directory", ROOT, "static", *arguments], timeout=600)
-    return ROOT / "build/static/arm64/fusermount3-proxy"
+    run(["make", "--directory", ROOT, "static"], timeout=600)
+    return make_static("arm64")
 
 
 @pytest.fixture

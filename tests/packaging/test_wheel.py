@@ -18,6 +18,7 @@ from fusermount3_proxy import __version__
 from tests.lab import pypi
 from tests.lab.broker import PROXY
 from tests.lab.cache import sha256
+from tests.lab.checkout import make_static
 from tests.lab.commands import run
 
 if TYPE_CHECKING:
@@ -125,6 +126,7 @@ def test_the_wheel_is_for_any_python_and_one_architecture(wheel: zipfile.ZipFile
 
 @pytest.mark.e2e
 def test_a_wheel_for_arm64_holds_executables_for_arm64() -> None:
+    make_static("arm64")
     dist = pypi.make_wheel(pypi.SOURCES, "ARCH=arm64")
     wheel = zipfile.ZipFile(dist / f"{ROOT}-py3-none-manylinux_2_17_aarch64.whl")
     for executable in (EXECUTABLE, *PROGRAMS):

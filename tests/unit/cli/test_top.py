@@ -182,8 +182,8 @@ class Terminal:
         self.before = termios.tcgetattr(theirs)
         self._terminal = theirs
         self.text = ""
-        # a shell's background processes ignore SIGINT, and so would the processes that these tests start
-        interruptible = ["env", "--default-signal=INT", sys.executable]
+        # a shell's background processes ignore SIGINT and SIGQUIT, those of nohup(1) SIGHUP, and so would this one
+        interruptible = ["env", "--default-signal=INT,QUIT,HUP", sys.executable]
         command = [
             *interruptible,
             "-c",
