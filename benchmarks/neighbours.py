@@ -12,6 +12,7 @@ from pathlib import Path
 from benchmarks.bounds import SHIPPED, Report
 from benchmarks.results import percentile
 from benchmarks.sample import Sample, caller
+from tests.e2e.mounting_script import MOUNT
 from tests.lab.broker import Broker
 from tests.lab.images import DEBIAN, image_tag
 from tests.lab.podman import Container, Options, Volume
@@ -98,22 +99,12 @@ while True:
 """
 
 #: In the container: holds filesystems that never answer, and makes the broker look at them.
-HUNG = f"""
-import os, socket, sys, time
+HUNG = f"""{MOUNT}
+import time
 {TURNS}
-sys.path.insert(0, "/usr/lib/python3/dist-packages")
-from fusermount3_proxy import approach, client, wire
-
 held = []
 for number in range(32):
-    mountpoint = b"/tmp/mnt%d" % number
-    os.makedirs(mountpoint, exist_ok=True)
-    request = wire.MountRequest(mountpoint=mountpoint, options=b"subtype=hung")
-    answer = client.ask(approach.DEFAULT_PATH, request, os.open(mountpoint, os.O_PATH))
-    assert answer.reply.errno == 0, answer.reply.text
-    client.commit(answer)
-    answer.connection.close()
-    held.append(answer.descriptor)
+    held.append(mount(b"mnt%d" % number))
     if os.fork() == 0:
         break
 print("hung", flush=True)
@@ -121,6 +112,7 @@ while True:
     if not harm_to_do():
         continue
     try:
+        mountpoint = b"/tmp/mnt%d" % number
         request = wire.MountRequest(mountpoint=mountpoint, options=b"subtype=over")
         client.ask(approach.DEFAULT_PATH, request, os.open(mountpoint, os.O_PATH)).connection.close()
     except Exception:

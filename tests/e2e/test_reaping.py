@@ -16,6 +16,7 @@ import pytest
 from fusermount3_broker.kernel import syscalls
 from tests.e2e.conftest import RunBroker, containers, wait_until
 from tests.e2e.hostile import fuse_mounts, in_private_namespace, mount
+from tests.e2e.mounting_script import MOUNT
 from tests.e2e.test_dead_mounts import ON, SOON, program_in
 from tests.lab.forked import ending_afterwards
 from tests.lab.images import BUSYBOX, DEBIAN, image_tag
@@ -30,20 +31,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 SOURCES = Path(__file__).parents[2]
 #: In a container with Python: what a script needs to mount, and the first messages of a FUSE program.
-PRELUDE = """
-import os, resource, socket, struct, sys, time
-sys.path.insert(0, "/usr/lib/python3/dist-packages")
-from fusermount3_proxy import approach, client, wire
-
-def mount(name):
-    place = b"/tmp/" + name
-    os.makedirs(place, exist_ok=True)
-    request = wire.MountRequest(mountpoint=place, options=b"subtype=attack")
-    answer = client.ask(approach.DEFAULT_PATH, request, os.open(place, os.O_PATH))
-    assert answer.reply.errno == 0, answer.reply.text
-    client.commit(answer)
-    answer.connection.close()
-    return answer.descriptor
+PRELUDE = f"""{MOUNT}
+import resource, socket, struct, time
 
 def answer_init(device):
     unique, = struct.unpack_from("=8xQ", os.read(device, 1 << 18))
