@@ -40,38 +40,28 @@ TIMEOUT = 5400
 """Seconds that the build may take: beside the tests, at the lowest priority, it has little of two processors."""
 
 
-def version(source: Path = SOURCE) -> str:
-    """Return the version of Kubernetes that a module below tests/programs requires, such as 1.34.4."""
-    found = re.search(r"k8s\.io/kubernetes v(\S+)", (source / "go.mod").read_text())
-    assert found, f"{source}/go.mod requires no k8s.io/kubernetes"
+def version() -> str:
+    """Return the version of Kubernetes, such as 1.34.4."""
+    found = re.search(r"k8s\.io/kubernetes v(\S+)", (SOURCE / "go.mod").read_text())
+    assert found, f"{SOURCE}/go.mod requires no k8s.io/kubernetes"
     return found[1]
 
 
 def kubernetes() -> Path:
     """Return the directory with the static executables `COMMANDS` and `SIDECARS`. Raises build.NotReachable."""
-    packages = [*(f"k8s.io/kubernetes/cmd/{name}" for name in COMMANDS), *(f"./{name}" for name in SIDECARS)]
-    return built("kubernetes", SOURCE, f"go build {flags(version())} -o /out/ {' '.join(packages)}")
-
-
-def flags(of: str) -> str:
-    """Return the flags of Go's compiler for programs of this version of Kubernetes."""
     # What the commands say of themselves; the API server derives from it which features there are.
-    major, minor, _ = of.split(".")
-    stamps = {"gitVersion": f"v{of}", "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
-    linker = ["-s", "-w", *(f"-X k8s.io/component-base/version.{name}={value}" for name, value in stamps.items())]
+    major, minor, _ = version().split(".")
+    stamps = {"gitVersion": f"v{version()}", "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
+    flags = ["-s", "-w", *(f"-X k8s.io/component-base/version.{name}={value}" for name, value in stamps.items())]
+    packages = [*(f"k8s.io/kubernetes/cmd/{name}" for name in COMMANDS), *(f"./{name}" for name in SIDECARS)]
     # Two at a time: the linker alone needs a gigabyte.
-    return f"-p 2 -trimpath -ldflags '{' '.join(linker)}'"
-
-
-def built(name: str, source: Path, command: str) -> Path:
-    """Return the directory with what the command puts into /out, run beside the module. Raises build.NotReachable."""
-    build = f"CGO_ENABLED=0 {command}"
+    build = f"CGO_ENABLED=0 go build -p 2 -trimpath -ldflags '{' '.join(flags)}' -o /out/ {' '.join(packages)}"
 
     def make(directory: Path) -> None:
-        with compilers(source) as container:
-            with downloading(f"Go modules of {name}"):
+        with compilers(SOURCE) as container:
+            with downloading("Go modules of Kubernetes"):
                 compile_in(container, "cd /source && go mod download")
             container.exec(["sh", "-c", f"cd /source && mkdir /out && {build}"], timeout=TIMEOUT)
             copy_out(container, "/out", directory)
 
-    return Cache().entry(name, recipe_hash(recipe_of(source), build), make)
+    return Cache().entry("kubernetes", recipe_hash(recipe_of(SOURCE), build), make)

@@ -44,17 +44,12 @@ def node_of_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluste
     except NotReachable as error:
         not_run(str(error))
     with ClusterNode(tmp_path_factory.mktemp("cluster") / "node") as node:
-        equip(node)
+        images.load(node)
+        # The examples promise to need no more than this.
+        node.kubectl("label", "namespace", "default", "pod-security.kubernetes.io/enforce=restricted")
+        driver.install(node)
+        server.deploy(node)
         yield node
-
-
-def equip(node: ClusterNode) -> None:
-    """Give a node images, the driver and an SSH server."""
-    images.load(node)
-    # The examples promise to need no more than this.
-    node.kubectl("label", "namespace", "default", "pod-security.kubernetes.io/enforce=restricted")
-    driver.install(node)
-    server.deploy(node)
 
 
 @contextlib.contextmanager

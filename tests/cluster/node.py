@@ -73,9 +73,6 @@ exec catatonit -P
 
 _NAMESPACES = ("--mount", "--net", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "--propagation=private")
 
-_BEFORE = "usr/local/sbin"
-"""The directory in which a program is found before that of the same name in the node's own, /usr/local/bin."""
-
 _HEALTH = f"/api/v1/nodes/{configuration.NAME}/proxy/healthz"
 
 # As a service manager keeps its services.
@@ -92,13 +89,11 @@ class ClusterNode:
     Another process can use the directory of a node that is running.
     """
 
-    def __init__(self, directory: Path, programs: Sequence[Path] = ()) -> None:
-        """Take a directory, and executables that are to run instead of the node's own of the same names."""
+    def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.root = directory / "root"
         self.logs = directory / "logs"
         self._state = directory / "node.json"
-        self._programs = programs
         self._holder: subprocess.Popen[bytes] | None = None
         self._services: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -115,22 +110,32 @@ class ClusterNode:
 
     def start(self) -> None:
         """Start all; return when pods can be created. NotReady with what a program said if it can't be started."""
+        programs = binaries.kubernetes()
         cgroup_root = CgroupRoot()
         self.directory.mkdir(parents=True)
         self._state.write_text(json.dumps({"cgroups": cgroup_root.path}))
         self._fill(cgroup_root)
-        self._boot()
-
-    def reboot(self) -> None:
-        """Cut the power, and start again with the files that there are; return as `start` does."""
-        self._cut_the_power()
-        self._boot()
+        holder = self._begin(programs)
+        (init,) = psutil.Process(holder.pid).children()
+        state = {"cgroups": cgroup_root.path, "init": init.pid, "created": init.create_time()}
+        self._state.write_text(json.dumps(state))
+        for service in configuration.SERVICES:
+            self._serve(service)
+        self._wait_until_ready()
 
     def stop(self) -> None:
         """End all processes at once, as a switch cuts the power, and remove the directory and the cgroups."""
         if not self._state.exists():
             return
-        self._cut_the_power()
+        state = json.loads(self._state.read_text())
+        if self.is_running():
+            init = psutil.Process(state["init"])
+            init.kill()
+            init.wait(PATIENCE)
+        for process in (*self._services.values(), *([self._holder] if self._holder else [])):
+            process.kill()
+            process.wait(PATIENCE)
+        CgroupRoot(state["cgroups"]).remove()
         shutil.rmtree(self.directory)
 
     def end(self, *services: str) -> None:
@@ -142,10 +147,6 @@ class ClusterNode:
                 each.kill()
                 each.wait(PATIENCE)
             process.wait(PATIENCE)
-
-    def without_replacement(self, program: str) -> None:
-        """Have the node's own executable again, from the next start of it on."""
-        (self.root / _BEFORE / program).unlink()
 
     def begin(self, *services: str) -> None:
         """Start services that were ended; return when the API server and kubelet answer."""
@@ -216,26 +217,14 @@ class ClusterNode:
         files = self.root / configuration.DIRECTORY.relative_to("/")
         files.mkdir()
         configuration.write(files, cgroup_root.path)
-        for program in self._programs:
-            shutil.copy(program, self.root / _BEFORE / program.name)
         (self.root / "etc/hosts").write_text("127.0.0.1 localhost\n")
         (self.root / "etc/resolv.conf").write_text("nameserver 127.0.0.1\n")  # nobody answers
         for name, value in _SETTINGS.items():
             setting = files / "settings" / name
             setting.parent.mkdir(parents=True, exist_ok=True)
             setting.write_text(f"{value}\n")
-
-    def _boot(self) -> None:
-        path = self.cgroups
         for hierarchy in cgroups.hierarchies():
-            (hierarchy / path.lstrip("/")).mkdir()
-        holder = self._begin(binaries.kubernetes())
-        (init,) = psutil.Process(holder.pid).children()
-        state = {"cgroups": path, "init": init.pid, "created": init.create_time()}
-        self._state.write_text(json.dumps(state))
-        for service in configuration.SERVICES:
-            self._serve(service)
-        self._wait_until_ready()
+            (hierarchy / cgroup_root.path.lstrip("/")).mkdir()
 
     def _wait_until_ready(self) -> None:
         self._wait_for("kube-apiserver", lambda: self._answers("get", "--raw", "/readyz"))
@@ -243,18 +232,6 @@ class ClusterNode:
         self._wait_for("kubelet", lambda: self._answers("get", "--raw", _HEALTH) and self._is_ready())
         # Without it, no pod can be created.
         self._wait_for("kube-controller-manager", lambda: self._answers("get", "serviceaccount", "default"))
-
-    def _cut_the_power(self) -> None:
-        state = json.loads(self._state.read_text())
-        if self.is_running():
-            init = psutil.Process(state["init"])
-            init.kill()
-            init.wait(PATIENCE)
-        for process in (*self._services.values(), *([self._holder] if self._holder else [])):
-            process.kill()
-            process.wait(PATIENCE)
-        self._services.clear()
-        CgroupRoot(state["cgroups"]).remove()
 
     def _begin(self, programs: Path) -> subprocess.Popen[bytes]:
         """Start process 1 in its namespaces; return the process that waits for it."""

@@ -1,4 +1,4 @@
-"""What the tests of this directory have in common: figures for the report, and nodes of their own."""
+"""What the tests of this directory have in common: how long the control plane is away, and what the report says."""
 
 from __future__ import annotations
 
