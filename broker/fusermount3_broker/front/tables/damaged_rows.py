@@ -2,7 +2,7 @@
 
 import sqlite3
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 #: The most bytes in a value of a row: as many as in a message.
@@ -23,10 +23,10 @@ def sort_rows(rows: Iterable[tuple[Any, ...]], types: Iterable[Any]) -> Rows:
 
     A type is int, bool, float, str or bytes, or an int with a range, as in `messages.quantities`.
     """
-    kinds = list(types)
+    checks = [_check_of(kind) for kind in types]
     sorted_rows = Rows([], [])
     for number, *values in rows:
-        if all(_is_well(kind, value) for kind, value in zip(kinds, values, strict=True)):
+        if all(is_well(value) for is_well, value in zip(checks, values, strict=True)):
             sorted_rows.good.append(tuple(values))
         else:
             sorted_rows.damaged.append((number, repr(values)))
@@ -57,16 +57,17 @@ def _plain(hint: Any) -> Any:
     return _plain(hint.__supertype__) if hasattr(hint, "__supertype__") else hint
 
 
-def _is_well(kind: Any, value: Any) -> bool:
-    """Whether a value of a row is valid for that type."""
+def _check_of(kind: Any) -> Callable[[Any], bool]:
+    """Return a function that tells whether a value of a row is valid for that type: callers wait for a broker that
+    starts, and it looks at each value of each row."""
     if get_origin(kind) is Annotated:
         _, numbers = get_args(kind)
-        return type(value) is int and value in numbers
+        return lambda value: type(value) is int and value in numbers
     if kind is bool:
-        return type(value) is int and value in (0, 1)
+        return lambda value: type(value) is int and value in (0, 1)
     if kind is int:
-        return type(value) is int and value >= 0
+        return lambda value: type(value) is int and value >= 0
     if kind is float:
-        return isinstance(value, int | float) and 0 <= value < 2**40  # seconds; no clock has more
+        return lambda value: isinstance(value, int | float) and 0 <= value < 2**40  # seconds; no clock has more
     nul = b"\0" if kind is bytes else "\0"  # no path contains it, and no record can hold it
-    return type(value) is kind and len(value) <= _LONGEST_VALUE and nul not in value
+    return lambda value: type(value) is kind and len(value) <= _LONGEST_VALUE and nul not in value
