@@ -98,9 +98,9 @@ class Broker:
 
     def start(self) -> None:
         """Start the broker, and return when it serves."""
-        served = self.records("serving")
+        written = self.log.stat().st_size if self.log.exists() else 0
         self.launch()
-        self.wait_for("serving", len(served) + 1)
+        self.wait_for("serving", since=written)
 
     def launch(self) -> None:
         """Start the broker without waiting for it."""
@@ -155,17 +155,22 @@ class Broker:
         """Return the process that the supervisor, `process`, has started under that name."""
         return psutil.Process(control_client.ask(self.directory / "control/control.sock", "status")[name]["pid"])
 
-    def records(self, message: str = "") -> list[dict[str, Any]]:
-        """Return the log records whose event, or message without one, begins with `message`."""
-        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+    def records(self, message: str = "", since: int = 0) -> list[dict[str, Any]]:
+        """Return the log records whose event, or message without one, begins with `message`: those after the first
+        `since` bytes of the log."""
+        text = ""
+        if self.log.exists():
+            with self.log.open("rb") as log:
+                log.seek(since)
+                text = log.read().decode(errors="replace")
         lines = text[: text.rfind("\n") + 1].splitlines()  # the last record may still be incomplete
         records = [json.loads(line) for line in lines if line.startswith("{")]
         return [record for record in records if record.get("event", record["message"]).startswith(message)]
 
-    def wait_for(self, message: str, count: int = 1, seconds: float = 15) -> list[dict[str, Any]]:
+    def wait_for(self, message: str, count: int = 1, seconds: float = 15, since: int = 0) -> list[dict[str, Any]]:
         """Return the records that `records` finds, once there are `count` of them."""
         give_up = time.monotonic() + SLOWNESS * seconds
-        while len(found := self.records(message)) < count:
+        while len(found := self.records(message, since)) < count:
             assert self.process.poll() is None, f"the broker has ended:\n{self.log.read_text()}"
             assert time.monotonic() < give_up, f"no {message!r} in the log:\n{self.log.read_text()}"
             time.sleep(0.01)

@@ -57,6 +57,8 @@ def main(supervisor: socket.socket) -> None:
     except (OSError, TableUnreadable, ConfigurationError) as error:
         supervisor.send(orders.dump(orders.Failed(error_texts.of(error).encode())))
         return
+    except wire.ProtocolError:  # the supervisor has hung up before its orders: something else can't start
+        return
     asyncio.run(_run(front, supervisor, parent, sockets))
 
 

@@ -26,7 +26,7 @@ from fusermount3_broker.service import configuration_file, listening_sockets, lo
 from fusermount3_broker.service.configuration import Configuration, Socket
 from fusermount3_broker.service.configuration_file import ConfigurationError
 from fusermount3_broker.supervisor import orphans, privilege
-from fusermount3_broker.supervisor.processes import Front, Mounter, Plugin
+from fusermount3_broker.supervisor.processes import Front, LaunchedFront, Mounter, Plugin
 from fusermount3_broker.supervisor.restarts import Backoff, NotBegun
 
 _SIGNALS = {signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
@@ -68,6 +68,8 @@ def serve(
             orphans.adopt()
             _raise_descriptor_limit()
             kubelet = _open_directory(csi.kubelet_directory, held) if csi else None
+            launched = LaunchedFront()
+            held.callback(launched.close)
             mounter = Mounter(kubelet, configuration.max_requests)
             held.callback(mounter.close)
             if not _begins(mounter.start, mounter.pauses, write_log):
@@ -89,7 +91,7 @@ def serve(
             )
             metrics = [listening.metrics] if listening.metrics else []
             volumes = [plugin.for_front] if plugin else []
-            front = Front(begin, [*mounter.for_front, control, *metrics, *volumes, *listening.callers])
+            front = Front(begin, [*mounter.for_front, control, *metrics, *volumes, *listening.callers], launched)
             held.callback(front.close)
             front.configure(path)
             if plugin:

@@ -122,12 +122,31 @@ class Mounter:
             restarts.wait_for(self._process, _PATIENCE)
 
 
+class LaunchedFront:
+    """A front process that has no orders yet. It imports its modules meanwhile, beside a mounter that starts."""
+
+    def __init__(self) -> None:
+        """Raises OSError."""
+        self.conversation, theirs = restarts.pair()
+        with theirs:
+            self.process = restarts.start("fusermount3_broker.front.daemon", theirs.fileno())
+
+    def close(self) -> None:
+        """Close the socket to it, upon which it exits, and wait for that."""
+        self.conversation.close()
+        restarts.wait_for(self.process, _PATIENCE)
+
+
 class Front:
     """The front process. `kept`: the descriptors that it gets with `begin`, the same at each start."""
 
-    def __init__(self, begin: orders.Begin, kept: Sequence[int | socket.socket]) -> None:
+    def __init__(
+        self, begin: orders.Begin, kept: Sequence[int | socket.socket], launched: LaunchedFront | None = None
+    ) -> None:
+        """`launched` is the process that the first `start` takes; without one, it launches one itself."""
         self._begin = begin
         self._kept = kept
+        self._launched = launched
         self._process: subprocess.Popen[bytes] | None = None
         self._conversation: socket.socket | None = None
         self._configuration: tuple[orders.Configuration, bytes | None] = (orders.Configuration(b""), None)
@@ -147,9 +166,8 @@ class Front:
         """Start the front with the current configuration, and return when it serves. Raises NotBegun."""
         with self.pauses.starting("front"):
             self._hang_up()
-            self._conversation, theirs = restarts.pair()
-            with theirs:
-                self._process = restarts.start("fusermount3_broker.front.daemon", theirs.fileno())
+            launched, self._launched = self._launched or LaunchedFront(), None
+            self._process, self._conversation = launched.process, launched.conversation
             descriptors = [each if isinstance(each, int) else each.fileno() for each in self._kept]
             self.tell(self._begin, *descriptors)
             self._tell_configuration()

@@ -8,6 +8,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +22,7 @@ from fusermount3_broker.messages.csi_settings import Csi
 from fusermount3_broker.service import log, sandbox
 from fusermount3_broker.supervisor import daemon, processes, restarts
 from fusermount3_broker.supervisor.daemon import StartError
-from fusermount3_broker.supervisor.processes import Front, Mounter, Plugin
+from fusermount3_broker.supervisor.processes import Front, LaunchedFront, Mounter, Plugin
 from fusermount3_broker.supervisor.restarts import NotBegun
 from tests.unit.fakes import all_descriptors, open_descriptors
 
@@ -187,6 +189,31 @@ def test_a_front_that_has_ended_is_replaced_by_one_that_knows_as_much(scene: Sce
     scene.front.start(scene.mounter)
     assert scene.front.ended() is None
     assert scene.heard() == [*known[:-1], (orders.MounterStarted(4711, 1, True), 0, b"")]
+
+
+def test_a_front_launched_in_advance_is_the_first_one(scene: Scene) -> None:
+    begin = orders.Begin(bytes(scene.file.parent), b"json", metrics=False, volumes=False, keeps_fusectl=False)
+    launched = LaunchedFront()
+    assert scene.started[-1].heard() == []
+    scene.front = Front(begin, [2], launched)
+    scene.start()
+    assert len(scene.started) == 2, "the mounter and the front"
+    assert scene.heard()[0] == (begin, 1, b"")
+    scene.started[1].die()
+    assert scene.front.ended() == -9
+    scene.front.start(scene.mounter)
+    assert len(scene.started) == 3
+    assert scene.heard()[0] == (begin, 1, b"")
+
+
+def test_a_front_that_gets_no_orders_ends_without_a_word() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        command = [sys.executable, "-m", "fusermount3_broker.front.daemon", f"{theirs.fileno()}"]
+        front = subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE)
+    ours.close()
+    assert front.communicate(timeout=60)[1] == b""
+    assert front.returncode == 0
 
 
 def test_a_mounter_that_has_ended_is_replaced_and_the_conversation_goes_on(scene: Scene) -> None:
