@@ -7,6 +7,9 @@ access to such a mount fails with ENOTCONN until it is unmounted.
 When the process that served a mount ends (`serving_processes`), an inquiry begins (`dead_mounts`). In addition, all
 mounts are looked at in turn, a fixed number per second however many there are, to see whether a live process has kept
 its descriptor, and whether requests wait for it. Mounts with waiting requests are looked at each time.
+
+A look costs a child of the mounter. While every mount is served by a process that is known and watched, and none waits
+for its answer, looks are rarer, and each one is at more mounts.
 """
 
 import asyncio
@@ -23,6 +26,8 @@ from fusermount3_broker.service import log
 
 #: Mounts looked at per second of the time between two looks.
 LOOKS_A_SECOND = 50
+#: How many times longer the pause before a look is while there is nothing to watch closely.
+CALM = 5
 
 
 class Watch:
@@ -60,15 +65,23 @@ class Watch:
         for mount in self._front.registry:
             if mount.pid:
                 self._serving.suspect(mount, time.monotonic())
-        next_look = time.monotonic()
+        looked_at = time.monotonic() - pause
         while pause:
-            if next_look <= time.monotonic():
-                next_look = time.monotonic() + pause
+            now = time.monotonic()
+            next_look = looked_at + (CALM * pause if self._is_calm() else pause)
+            if next_look <= now:
                 if self._looking is None or self._looking.done():
-                    self._looking = asyncio.create_task(self._look(pause))
+                    self._looking = asyncio.create_task(self._look(round(now - looked_at)))
+                looked_at, next_look = now, now + pause
             await self._wait_until(min(next_look, self._begin_inquiries() or next_look))
             pause = self._pause()
         await self._end()
+
+    def _is_calm(self) -> bool:
+        """Whether there is nothing to watch closely: each mount has a process whose end is an event, and no request
+        waits."""
+        serving = self._serving
+        return not (serving.suspects or serving.unconfirmed or serving.without_pidfd or self._waited_for)
 
     def _begin_inquiries(self) -> float | None:
         """As `Reaper.begin`; log internal errors, so that one doesn't end all inquiries."""
@@ -104,7 +117,7 @@ class Watch:
 
     async def look(self, seconds: int) -> None:
         """Look at the number of mounts that is due for so many seconds. Failures of the mounter raise nothing."""
-        mounts = self._next(seconds * LOOKS_A_SECOND)
+        mounts = self._next(min(seconds * LOOKS_A_SECOND, connection_survey.MOST_SURVEYED))
         asked = {mount.device: self._serving.of(mount) for mount in mounts}
         told = await connection_survey.ask(self._front, mounts, lambda mount: asked[mount.device])
         for mount in mounts:

@@ -72,6 +72,8 @@ class Serving:
         self._open_proc = open_proc
         #: The most pidfds. A process without one is only looked at from time to time.
         self.most_pidfds = 1 << 20
+        #: How many processes have none.
+        self.without_pidfd = 0
         self.suspects: dict[Device, Suspect] = {}
         #: Set when there are new suspects.
         self.news = asyncio.Event()
@@ -188,6 +190,8 @@ class Serving:
         server = _Server(pid, os.pidfd_open(pid) if len(self._servers) < self.most_pidfds else -1)
         if server.pidfd >= 0:
             asyncio.get_running_loop().add_reader(server.pidfd, self._ended, server)
+        else:
+            self.without_pidfd += 1
         self._servers[pid] = server
         return server
 
@@ -197,6 +201,8 @@ class Serving:
             if server.pidfd >= 0:
                 asyncio.get_running_loop().remove_reader(server.pidfd)
                 os.close(server.pidfd)
+            else:
+                self.without_pidfd -= 1
 
     def _ended(self, server: _Server) -> None:
         """Make the mounts of a process that has ended suspect: they are another process's, or dead."""

@@ -17,6 +17,8 @@ from typing import NamedTuple
 from fusermount3_broker.kernel import features, syscalls
 
 _READ = os.O_RDONLY | os.O_CLOEXEC
+#: The most bytes of one read.
+_AT_ONCE = 64 * 1024
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _FUSE_DEVICE = "/dev/fuse"
 #: Seconds between two reads of the number of waiting requests. A FUSE program that takes one request at a time shows a
@@ -65,7 +67,7 @@ class Connection:
 
     def waiting(self) -> int:
         """Return how many requests wait to be answered. Raises FileNotFoundError when the connection has ended."""
-        return int(_content("waiting", self._directory))
+        return _waiting("waiting", self._directory)
 
     def abort(self) -> None:
         """Abort the connection. This process has the rights of the mount's user from then on. Raises OSError.
@@ -165,8 +167,9 @@ def survey(fusectl: int, proc: int, lines: bytes) -> bytes:
     for line in lines.splitlines():
         device, inode, pid, descriptor = map(int, line.split())
         try:
-            with Connection(fusectl, device, inode) as connection:
-                waiting = connection.waiting()
+            waiting = _waiting(f"{device}/waiting", fusectl)
+            if inode_of(fusectl, device) != inode:  # looked at last: what was read before is not a later connection's
+                continue
         except OSError:
             continue  # it has ended
         served = bool(pid) and served_device(proc, pid, descriptor) == device
@@ -313,6 +316,20 @@ def processes(proc: int) -> Iterator[int]:
     yield from (int(name) for name in names if name.isdecimal())
 
 
+def _waiting(path: str, directory: int) -> int:
+    """Return the number in the file `waiting` of a connection. Raises FileNotFoundError when the connection has ended,
+    OSError."""
+    data = _content(path, directory)
+    if not data:  # it has ended since the file was opened (fs/fuse/control.c, fuse_conn_waiting_read)
+        raise FileNotFoundError(errno.ENOENT, "the connection has ended")
+    return int(data)
+
+
 def _content(path: str, directory: int) -> bytes:
-    with open(os.open(path, _READ, dir_fd=directory), "rb", buffering=0) as file:
-        return file.readall()
+    """Return what a file of the kernel has; with fewer system calls than a file object takes, for a survey reads two
+    files for each mount. Raises OSError."""
+    file = os.open(path, _READ, dir_fd=directory)
+    try:
+        return b"".join(iter(lambda: os.read(file, _AT_ONCE), b""))
+    finally:
+        os.close(file)

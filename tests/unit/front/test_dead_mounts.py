@@ -229,6 +229,7 @@ def set_moment(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     set_moment(monkeypatch, 0.05)
+    monkeypatch.setattr(mount_watch, "CALM", 1)
     scene = Scene(tmp_path)
     yield scene
     scene.close()
@@ -644,6 +645,64 @@ def test_a_look_is_at_so_many_mounts_however_many_there_are(scene: Scene, monkey
     lines = [each.connections.splitlines() for each in scene.kernel.started if isinstance(each, StartSurvey)]
     assert [len(each) for each in lines] == [10, 10, 5]
     assert len({line for each in lines for line in each}) == 25
+
+
+def test_looks_are_rare_while_each_mount_has_its_process_and_no_request_waits(
+    scene: Scene, program: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mount_watch, "CALM", 3600)
+    mount = scene.mount(5)
+    scene.kernel.add_process(program.pid)
+    scene.kernel.servers[5] = program.pid, 3
+    serving = scene.front.serving
+
+    async def watch() -> None:
+        await until(lambda: serving.of(mount) == (program.pid, 3) and not serving.unconfirmed)
+        looks = scene.kernel.count(StartSurvey)
+        await asyncio.sleep(3.5)  # in which there would be three
+        assert scene.kernel.count(StartSurvey) == looks
+        other = scene.mount(6)
+        scene.kernel.servers[6] = program.pid, 4
+        await until(lambda: serving.of(other) == (program.pid, 4) and not serving.unconfirmed)
+        assert scene.kernel.count(StartSurvey) > looks, "a process that was just found is looked at again"
+
+    scene.watch(watch)
+
+
+def test_while_requests_wait_looks_are_frequent(
+    scene: Scene, program: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mount_watch, "CALM", 3600)
+    mount = scene.mount(5)
+    scene.kernel.add_process(program.pid)
+    scene.kernel.servers[5], scene.kernel.waiting[5] = (program.pid, 3), 1
+    scene.watch_until(lambda: scene.state(mount) == "hung" and scene.kernel.count(StartSurvey) >= 4)
+
+
+def test_while_the_end_of_a_process_is_no_event_looks_are_frequent(
+    scene: Scene, program: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mount_watch, "CALM", 3600)
+    scene.front.serving.most_pidfds = 0
+    mount = scene.mount(5)
+    scene.kernel.add_process(program.pid)
+    scene.kernel.servers[5] = program.pid, 3
+
+    async def end() -> None:
+        await until(lambda: scene.front.serving.of(mount) == (program.pid, 3) and not scene.front.serving.unconfirmed)
+        scene.kernel.servers.clear()
+        await until(lambda: not list(scene.registry))
+        assert scene.front.serving.without_pidfd == 0
+
+    scene.watch(end)
+
+
+def test_a_look_after_a_long_time_is_at_no_more_mounts_than_fit_into_a_record(scene: Scene) -> None:
+    for device in range(5, 1105):
+        scene.mount(device, pid=0)
+    asyncio.run(Watch(scene.front).look(3600))
+    (survey,) = [each for each in scene.kernel.started if isinstance(each, StartSurvey)]
+    assert len(survey.connections.splitlines()) == connection_survey.MOST_SURVEYED
 
 
 def test_the_lines_of_the_longest_records_fit() -> None:

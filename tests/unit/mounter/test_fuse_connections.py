@@ -72,6 +72,9 @@ def test_a_connection_tells_how_many_requests_wait(fusectl: FakeFusectl) -> None
         assert connection.waiting() == 12
         set_waiting(fusectl, 0)
         assert connection.waiting() == 0
+        (fusectl.path / f"{DEVICE}/waiting").write_text("")  # the file was opened before the connection ended
+        with pytest.raises(FileNotFoundError):
+            connection.waiting()
 
 
 def test_a_connection_is_aborted_with_the_rights_of_its_user(
