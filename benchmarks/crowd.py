@@ -1,6 +1,7 @@
 """Brokers with many live filesystems: what the next mount costs there, and what the broker itself does.
 
-The filesystems are in a mount namespace of their own, and served by nobody: their descriptors are this process's.
+The filesystems are in a mount namespace of their own, and idle: their descriptors are this process's, which has
+answered the kernel's first request for each, and gets no other.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from benchmarks.sample import Sample, mount_and_unmount
 from fusermount3_broker.kernel import syscalls
 from tests.e2e.conftest import settle
 from tests.e2e.hostile import fuse_mounts, mount, unmount
+from tests.lab import tinyfuse
 from tests.lab.broker import PROGRAM, Broker
 from tests.lab.callers import enter_private_namespace
 from tests.lab.load import Helper, Holding, holding
@@ -52,7 +54,9 @@ class Crowd:
         for number in range(self.size):
             place = self.directory / str(number)
             place.mkdir()
-            self._live.append((place, mount(self.broker, place)))
+            descriptor = mount(self.broker, place)
+            self._live.append((place, descriptor))
+            tinyfuse.initialize(descriptor)  # or a request would wait in each: no idle mount has one
 
     def empty(self) -> None:
         """Unmount everything, without the broker: whatever has happened, no process may walk into a dead filesystem."""

@@ -29,15 +29,32 @@ def serve(device: int, content: bytes = b"hello", hangs: bool = False, mode: int
     """
     signal.alarm(120)
     while True:
-        request = os.read(device, 1 << 17)
-        _, opcode, unique, node, *_ = struct.unpack_from("=IIQQIII", request)
+        unique, opcode, node, arguments = _next_request(device)
         if opcode in (_FORGET, _BATCH_FORGET, _INTERRUPT) or (hangs and opcode != _INIT):
             continue
         try:
-            body, error = _answer(opcode, node, request[40:], content, mode), 0
+            body, error = _answer(opcode, node, arguments, content, mode), 0
         except OSError as refused:
             body, error = b"", refused.errno or errno.EIO
-        os.write(device, struct.pack("=IiQ", 16 + len(body), -error, unique) + body)
+        _reply(device, unique, body, error)
+
+
+def initialize(device: int) -> None:
+    """Answer the kernel's first request, as a program does that is idle from then on. Raises OSError."""
+    unique, opcode, _, _ = _next_request(device)
+    assert opcode == _INIT, opcode
+    _reply(device, unique, _INIT_REPLY)
+
+
+def _next_request(device: int) -> tuple[int, int, int, bytes]:
+    """Return the next request's number, operation, node and arguments. Raises OSError."""
+    request = os.read(device, 1 << 17)
+    _, opcode, unique, node, *_ = struct.unpack_from("=IIQQIII", request)
+    return unique, opcode, node, request[40:]
+
+
+def _reply(device: int, unique: int, body: bytes, error: int = 0) -> None:
+    os.write(device, struct.pack("=IiQ", 16 + len(body), -error, unique) + body)
 
 
 def _answer(opcode: int, node: int, arguments: bytes, content: bytes, mode: int) -> bytes:

@@ -38,8 +38,7 @@ async def recognize(front: Front) -> None:
             there = await _ask(front, namespace, mounts)
         if there is None:
             return 0
-        for mount in mounts:
-            front.registry.decide(mount, mount.device in there)
+        front.registry.decide(mounts, there)
         return len(there)
 
     batches = [

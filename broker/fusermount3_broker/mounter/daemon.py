@@ -126,7 +126,8 @@ def main(ends: list[socket.socket], max_requests: int, kubelet: int | None, left
     def serve(pool: Pool, line: socket.socket) -> None:
         for each in maker.descriptors:
             os.close(each)
-        _serve(opened, pool.control, line, with_child=has_volumes and pool is pools[0])
+        with_child = has_volumes and pool is pools[0]
+        _serve(opened, pool.control, line, with_child=with_child, rehearses=pool is not pools[1])
 
     @contextmanager
     def with_cell(pool: Pool) -> Iterator[None]:
@@ -161,10 +162,13 @@ def _forbid_ptrace() -> None:
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
 
 
-def _serve(opened: Descriptors, control: socket.socket, line: socket.socket, *, with_child: bool) -> None:
+def _serve(
+    opened: Descriptors, control: socket.socket, line: socket.socket, *, with_child: bool, rehearses: bool
+) -> None:
     """Run as a child: wait for an operation, report it to the parent over `line`, carry it out.
 
-    The child may fork a child itself, in case the operation takes two processes (see `volume_helper`).
+    The child may fork a child itself, in case the operation takes two processes (see `volume_helper`). It rehearses if
+    its operation may be a caller's: nobody waits for the broker's own, and a rehearsal costs more than most of them.
     """
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     child = None
@@ -172,7 +176,8 @@ def _serve(opened: Descriptors, control: socket.socket, line: socket.socket, *, 
         if with_child:
             with suppress(OSError):  # then it is forked when an operation needs it
                 child = _fork_child(opened, control.fileno(), line.fileno())
-        _rehearse(opened)
+        if rehearses:
+            _rehearse(opened)
     if started := _receive_start(control):
         start, descriptors, front = started
         syscalls.set_name(process_names.BUSY)

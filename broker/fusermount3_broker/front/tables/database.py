@@ -116,8 +116,12 @@ class Table:
 
     def write_or_defer(self, key: Key, row: Row | None) -> None:
         """Write a row, or delete the row of that key if `row` is None; do it later if it can't be done now."""
-        self._deferred[key] = row
+        self.write_later(key, row)
         self.write_deferred()
+
+    def write_later(self, key: Key, row: Row | None) -> None:
+        """As `write_or_defer`, but leave it to the next `write_deferred`: for many rows at once."""
+        self._deferred[key] = row
 
     def delete_later(self, key: Key) -> None:
         """Delete the row of that key with the next `write_deferred`; a broker that reads the row before that must

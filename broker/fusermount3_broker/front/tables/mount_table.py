@@ -7,7 +7,7 @@ only holds what the kernel doesn't know: the caller.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated
@@ -80,9 +80,14 @@ class Registry:
 
     def restore(self, mount: Mount) -> None:
         """Add a mount that exists already, whether or not it can be written to the table now."""
+        self._restore_later(mount)
+        self.table.write_deferred()
+
+    def _restore_later(self, mount: Mount) -> None:
+        """Add a mount that exists already, and leave its row to the next write."""
         if not self._is_anothers(mount):
             self._take(mount)
-            self.table.write_or_defer(mount.device, _row(mount))
+            self.table.write_later(mount.device, _row(mount))
 
     def _is_anothers(self, mount: Mount) -> bool:
         """Whether the number belongs to another live mount."""
@@ -96,13 +101,15 @@ class Registry:
         self._group(mount)
         self.added(mount)
 
-    def decide(self, mount: Mount, there: bool) -> None:
-        """Restore an `unsure` mount if it exists, else forget it."""
-        del self.unsure[mount.device]
-        if there:
-            self.restore(replace(mount, connection=self.connection(mount.device)))
-        elif mount.device not in self._mounts:
-            self.table.delete_later(mount.device)
+    def decide(self, mounts: Iterable[Mount], there: Collection[Device]) -> None:
+        """Restore those of these `unsure` mounts that are `there`, and forget the others; write the table once."""
+        for mount in mounts:
+            del self.unsure[mount.device]
+            if mount.device in there:
+                self._restore_later(replace(mount, connection=self.connection(mount.device)))
+            elif mount.device not in self._mounts:
+                self.table.delete_later(mount.device)
+        self.table.write_deferred()
 
     def _has_another_connection(self, mount: Mount) -> bool:
         """Whether its number has a connection with another inode than the mount's."""

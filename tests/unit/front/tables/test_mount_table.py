@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -367,9 +367,7 @@ def test_mounts_that_another_fusectl_does_not_tell_of_are_decided_by_who_asks(
     live = state.open()
     assert list(live) == []
     assert sorted(live.unsure) == [1, 2], "by its number alone no mount is known"
-    there, gone = live.unsure[Device(1)], live.unsure[Device(2)]
-    live.decide(there, True)
-    live.decide(gone, False)
+    live.decide(list(live.unsure.values()), {Device(1)})
     assert [(each.device, each.connection) for each in live] == [(1, live.connection(Device(1)))]
     live = state.open()
     assert ([each.device for each in live], live.unsure) == ([1], {})
@@ -382,8 +380,30 @@ def test_a_mount_that_is_not_there_any_more_leaves_one_on_its_number(state: Stat
     live = state.open()
     new = mount(1, live.connection(Device(1)), mount_id=1002)
     live.add(new)
-    live.decide(live.unsure[Device(1)], False)
+    live.decide(list(live.unsure.values()), set())
     assert list(state.open()) == [new]
+
+
+def test_however_many_are_decided_the_table_is_written_once(
+    state: State, fake_fusectl: FakeFusectl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = state.open()
+    for device in range(1, 101):
+        live.add(mount(device, fake_fusectl.connect(device), mount_id=1000 + device))
+        fake_fusectl.reconnect(device)
+    live = state.open()
+    written = []
+    write = live.table._write
+
+    def write_and_count(rows: Mapping[Any, Any]) -> None:
+        written.append(len(rows))
+        write(rows)
+
+    monkeypatch.setattr(live.table, "_write", write_and_count)
+    live.decide(list(live.unsure.values()), set(live.unsure))
+    assert written == [100]
+    assert (len(live), live.unsure) == (100, {})
+    assert len(state.open()) == 100
 
 
 def write(directory: Path, statement: str, *values: object) -> None:
