@@ -36,13 +36,13 @@ venv: $(VENV)/installed $(PROGRAMS)  ## .venv with the broker, its dependencies,
 $(VENV)/installed: export PIP_CONSTRAINT := $(abspath constraints.txt)
 $(VENV)/installed: setup.cfg setup.py pyproject.toml constraints.txt | build-packages
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet --use-pep517 --editable '.[test,docs]'
+	$(VENV)/bin/pip install --quiet --use-pep517 --editable '.[controller,test,docs]'
 	touch $@
 
 .PHONY: constraints
 constraints: | build-packages  ## the newest releases of all tools into constraints.txt; then `make lint test`
 	$(PYTHON) -m venv --clear build/newest
-	build/newest/bin/pip install --quiet --use-pep517 --editable '.[test,docs]'
+	build/newest/bin/pip install --quiet --use-pep517 --editable '.[controller,test,docs]'
 	sed --in-place '/^#/!d' constraints.txt
 	build/newest/bin/pip freeze --all --exclude pip --exclude-editable >> constraints.txt
 

@@ -52,6 +52,7 @@ SERVER = DebianRecipe("ssh-server", ("passwd", "openssh-server"))
 #: What is in the packages, as git finds it.
 _PACKAGED = (
     "broker",
+    "controller",
     "fusermount3_proxy",
     "packaging",
     ":!packaging/kubernetes",

@@ -102,8 +102,8 @@ def test_the_unpacked_sdist_makes_the_same_archives_in_another_directory_zone_an
 
 def test_the_wheel_holds_the_modules_both_programs_and_what_belongs_to_them(wheel: zipfile.ZipFile) -> None:
     names = {info.filename for info in wheel.infolist() if not info.is_dir()}
-    files = {name.removeprefix("broker/") for name in git_files()}
-    packages = ("fusermount3_broker/", "fusermount3_proxy/")
+    files = {name.removeprefix("broker/").removeprefix("controller/") for name in git_files()}
+    packages = ("fusermount3_broker/", "fusermount3_controller/", "fusermount3_proxy/")
     modules = {name for name in files if name.startswith(packages) and not name.endswith((".c", ".h"))} | {*PROGRAMS}
     beside = {name for name in names if not name.startswith(f"{ROOT}.dist-info/")} - modules
     assert modules <= names

@@ -12,6 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 MODULES = [
     *(path for path in sorted((ROOT / "broker").rglob("*.py")) if not path.name.endswith("_pb2.py")),
+    *sorted((ROOT / "controller").rglob("*.py")),
     *sorted((ROOT / "fusermount3_proxy").glob("*.py")),
 ]
 SOURCES = [path for folder in ("broker", "packaging/static") for path in sorted((ROOT / folder).rglob("*.[ch]"))]

@@ -1,4 +1,5 @@
-"""Allowed imports: a folder of the broker is a process or shared by all; the proxy imports only built-in modules."""
+"""Allowed imports: a folder of the broker is a process or shared by all; the proxy imports only built-in modules; the
+controller imports nothing of either but what processes of the broker say to each other."""
 
 from __future__ import annotations
 
@@ -13,11 +14,20 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PROXY = sorted((ROOT / "fusermount3_proxy").glob("*.py"))
 BROKER = ROOT / "broker/fusermount3_broker"
+CONTROLLER = ROOT / "controller/fusermount3_controller"
 MODULES = sorted(file for file in BROKER.rglob("*.py") if not file.name.endswith("_pb2.py"))
+
+OF_CONTROLLER = sorted(CONTROLLER.rglob("*.py"))
+SOURCES = (BROKER.parent, CONTROLLER.parent)
+PACKAGES = sorted(file for root in SOURCES for file in root.rglob("__init__.py"))
 
 BUILT_IN = {"_signal", "_socket", "errno", "posix", "sys", "time"}
 #: The directory of each package.
-FIRST_PARTY = {"fusermount3_broker": ROOT / "broker", "fusermount3_proxy": ROOT}
+FIRST_PARTY = {
+    "fusermount3_broker": ROOT / "broker",
+    "fusermount3_controller": ROOT / "controller",
+    "fusermount3_proxy": ROOT,
+}
 
 #: Folders that hold one process each, or the commands.
 PROCESSES = ("cli", "csi", "front", "injection", "mounter", "supervisor")
@@ -40,6 +50,15 @@ PURE_LIBRARIES = {
     *("bisect", "collections", "dataclasses", "difflib", "errno", "functools", "itertools", "os", "pathlib", "re"),
     *("secrets", "stat", "typing"),
 }
+#: Modules of the controller that act: the others touch no file, socket or process.
+ACTING_IN_CONTROLLER: set[str] = set()
+#: What these others import; the last line is the extra `[controller]`.
+PURE_LIBRARIES_IN_CONTROLLER = {
+    *("collections", "dataclasses", "difflib", "enum", "json", "re", "shlex", "types", "typing"),
+    *("jinja2", "re2", "yaml"),
+}
+#: All that the controller imports of the broker, besides its messages, and of the proxy.
+OF_OTHERS_IN_CONTROLLER = {"fusermount3_proxy", "fusermount3_proxy.__version__"}
 
 
 def imports(file: Path, *, with_types: bool = False) -> set[str]:
@@ -178,6 +197,29 @@ def test_the_broker_takes_nothing_of_the_proxy_but_what_they_say_to_each_other(f
     assert {name for name in imports(file) if name.startswith("fusermount3_proxy.") and source_of(name)} <= OF_THE_PROXY
 
 
+@pytest.mark.parametrize("file", OF_CONTROLLER, ids=lambda file: str(file.relative_to(CONTROLLER)))
+def test_the_controller_takes_nothing_of_the_broker_but_pure_messages(file: Path) -> None:
+    others = {name for name in imports(file, with_types=True) if source_of(name)}
+    others = {name for name in others if name.partition(".")[0] != "fusermount3_controller"}
+    ours = {name for name in others if in_broker(name).partition(".")[0] == "messages"} | {"fusermount3_broker"}
+    assert others <= ours | OF_OTHERS_IN_CONTROLLER
+
+
+@pytest.mark.parametrize("file", [*PROXY, *MODULES], ids=lambda file: str(file.relative_to(ROOT)))
+def test_nothing_imports_the_controller(file: Path) -> None:
+    names = {name.partition(".")[0] for name in imports(file, with_types=True)}
+    assert "fusermount3_controller" not in names
+
+
+@pytest.mark.parametrize("file", OF_CONTROLLER, ids=lambda file: str(file.relative_to(CONTROLLER)))
+def test_the_controller_decides_in_modules_that_act_on_nothing(file: Path) -> None:
+    acts = not libraries(imports(file)) <= PURE_LIBRARIES_IN_CONTROLLER
+    assert acts == (file.stem in ACTING_IN_CONTROLLER)
+    if not acts:
+        below = {name.rpartition(".")[2] for name in imports(file) if source_of(name)}
+        assert not below & ACTING_IN_CONTROLLER
+
+
 @pytest.mark.parametrize(
     "file",
     [file for folder in PURE for file in sorted((BROKER / folder).glob("*.py"))],
@@ -241,14 +283,14 @@ def test_no_other_command_imports_grpc() -> None:
 
 
 def test_each_folder_says_what_its_process_may_do() -> None:
-    for file in BROKER.rglob("__init__.py"):
+    for file in PACKAGES:
         tree = ast.parse(file.read_text())
         assert ast.get_docstring(tree), f"{file.parent.name}/__init__.py has no docstring"
         assert len(tree.body) == 1, f"{file.parent.name}/__init__.py imports or does something"
 
 
 def test_each_docstring_of_a_folder_names_its_modules() -> None:
-    for file in BROKER.rglob("__init__.py"):
+    for file in PACKAGES:
         text = file.read_text()
         modules = [each.stem for each in file.parent.glob("*.py") if each != file]
         folders = [each.parent.name for each in file.parent.glob("*/__init__.py")]
@@ -257,11 +299,11 @@ def test_each_docstring_of_a_folder_names_its_modules() -> None:
 
 
 def test_no_module_is_longer_than_500_lines() -> None:
-    assert [file.name for file in MODULES if len(file.read_text().splitlines()) > 500] == []
+    assert [file.name for file in (*MODULES, *OF_CONTROLLER) if len(file.read_text().splitlines()) > 500] == []
 
 
 def test_every_folder_is_installed() -> None:
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
-    found = {".".join(file.parent.relative_to(ROOT / "broker").parts) for file in BROKER.rglob("__init__.py")}
+    found = {".".join(file.parent.relative_to(root).parts) for root in SOURCES for file in root.rglob("__init__.py")}
     assert set(setup["options"]["packages"].split()) == {"fusermount3_proxy", *found}

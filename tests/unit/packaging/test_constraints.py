@@ -14,11 +14,11 @@ ROOT = Path(__file__).parents[3]
 
 
 def requirements() -> list[Requirement]:
-    """Return the requirements in setup.cfg, for users, tests and the site."""
+    """Return the requirements in setup.cfg, for users, the controller, tests and the site."""
     configuration = configparser.ConfigParser()
     configuration.read(ROOT / "setup.cfg")
     extras = configuration["options.extras_require"]
-    lists = [configuration["options"]["install_requires"], extras["test"], extras["docs"]]
+    lists = [configuration["options"]["install_requires"], *(extras[name] for name in ("controller", "test", "docs"))]
     return [Requirement(line) for each in lists for line in each.split("\n") if line]
 
 
