@@ -3,6 +3,6 @@
 It decides about objects of Kubernetes and is no part of the broker: it runs elsewhere, and calls nothing on a node. Its
 libraries are the extra `[controller]` of the package, so no node installs them.
 
-All modules are pure so far: `expressions` (Jinja in the strings of a template) and `faults` (what is wrong with a
-manifest, by field).
+Read `volume_templates` first: what an administrator writes; then `pod_rules` (what the pod of a template may be) and
+`expressions` (Jinja in its strings). `faults` says what is wrong with a manifest, by field. All modules are pure.
 """

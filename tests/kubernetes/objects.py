@@ -13,6 +13,7 @@ BASE = PACKAGING / "base"
 MIGRATION = PACKAGING / "meta-fuse-csi-plugin"
 DEVICE_PLUGIN = PACKAGING / "device-plugin"
 DEVICE_PLUGIN_CDI = PACKAGING / "device-plugin-cdi"
+CONTROLLER = PACKAGING / "controller"
 CHART = PACKAGING / "chart"
 KUSTOMIZATION = "kustomization.yaml"
 EXAMPLES = sorted(path for path in (PACKAGING / "examples").glob("*.yaml") if path.name != KUSTOMIZATION)

@@ -54,7 +54,7 @@ PURE_LIBRARIES = {
 ACTING_IN_CONTROLLER: set[str] = set()
 #: What these others import; the last line is the extra `[controller]`.
 PURE_LIBRARIES_IN_CONTROLLER = {
-    *("collections", "dataclasses", "difflib", "enum", "json", "re", "shlex", "types", "typing"),
+    *("collections", "dataclasses", "difflib", "enum", "json", "posixpath", "re", "shlex", "types", "typing"),
     *("jinja2", "re2", "yaml"),
 }
 #: All that the controller imports of the broker, besides its messages, and of the proxy.

@@ -1,0 +1,46 @@
+"""Manifests for the tests of the controller: a template and a pod that are as small as they can be."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+Manifest = dict[str, Any]
+
+_TEMPLATE: Manifest = {
+    "apiVersion": "fusermount3-proxy.dev/v1alpha1",
+    "kind": "VolumeTemplate",
+    "metadata": {"name": "s3"},
+    "spec": {
+        "placement": "Sidecar",
+        "parameters": {"bucket": {"required": True, "pattern": "[a-z0-9.-]{3,63}"}, "prefix": {}},
+        "volumeStaging": {
+            "podTemplate": {
+                "spec": {
+                    "containers": [
+                        {
+                            "name": "fuse",
+                            "image": "example/s3fs:1.0",
+                            "args": ["s3fs", "{{ params.bucket }}", "{{ mountpoint }}"],
+                        }
+                    ]
+                }
+            }
+        },
+    },
+}
+
+
+def template(placement: str = "Sidecar", name: str = "s3", **container: Any) -> Manifest:
+    """Return a template whose container also has these fields."""
+    result = copy.deepcopy(_TEMPLATE)
+    result["metadata"]["name"] = name
+    result["spec"]["placement"] = placement
+    pod_of(result)["containers"][0] |= container
+    return result
+
+
+def pod_of(template: Manifest) -> Manifest:
+    """Return the spec of the pod template."""
+    result: Manifest = template["spec"]["volumeStaging"]["podTemplate"]["spec"]
+    return result
