@@ -119,14 +119,14 @@ def test_pip_links_the_proxy_from_the_sdist_or_installs_the_broker_alone(booted:
     without_library = '#!/bin/sh\ncase "$*" in *libpython*) exit 1 ;; esac\nexec cc "$@"\n'
     booted.exec(["sh", "-c", 'printf "%s" "$1" > /usr/bin/no-libpython', "-", without_library])
     booted.exec(["chmod", "755", "/usr/bin/no-libpython"])
-    both = {"fusermount3-broker", "fusermount3-proxy"}
-    for compiler, programs in (("cc", both), ("no-libpython", {"fusermount3-broker"})):
+    scripts = {"fusermount3-broker", "fusermount3-controller"}
+    for compiler, programs in (("cc", scripts | {"fusermount3-proxy"}), ("no-libpython", scripts)):
         place = f"/opt/{compiler}"
         said = install_sdist(booted, place, compiler)
         assert said.returncode == 0, said.stderr
         found = booted.exec(["sh", "-c", f"cd {place}/bin && ls -d fusermount3-*"]).stdout.split()
         assert set(found) == programs
-        assert ("fusermount3-proxy is left out" in said.stdout + said.stderr) == (len(programs) == 1)
+        assert ("fusermount3-proxy is left out" in said.stdout + said.stderr) == (programs == scripts)
         booted.exec(["test", "-e", f"{place}/share/man/man8/fusermount3-broker.8"])
     version = booted.exec(["/opt/cc/bin/fusermount3-proxy", "--version"]).stdout
     assert version.startswith(f"fusermount3-proxy version: {__version__}\n")

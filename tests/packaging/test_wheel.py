@@ -110,7 +110,10 @@ def test_the_wheel_holds_the_modules_both_programs_and_what_belongs_to_them(whee
     assert beside == {EXECUTABLE, *(f"{ROOT}.data/data/{name}" for name in SHARED)}
     entry_points = configparser.ConfigParser()
     entry_points.read_string(wheel.read(f"{ROOT}.dist-info/entry_points.txt").decode())
-    assert dict(entry_points["console_scripts"]) == {"fusermount3-broker": "fusermount3_broker.cli.main:main"}
+    assert dict(entry_points["console_scripts"]) == {
+        "fusermount3-broker": "fusermount3_broker.cli.main:main",
+        "fusermount3-controller": "fusermount3_controller.cli:main",
+    }
 
 
 def test_the_executable_in_the_wheel_is_the_static_one(wheel: zipfile.ZipFile) -> None:

@@ -51,10 +51,11 @@ PURE_LIBRARIES = {
     *("secrets", "stat", "typing"),
 }
 #: Modules of the controller that act: the others touch no file, socket or process.
-ACTING_IN_CONTROLLER: set[str] = set()
+ACTING_IN_CONTROLLER = {"cli"}
 #: What these others import; the last line is the extra `[controller]`.
 PURE_LIBRARIES_IN_CONTROLLER = {
-    *("collections", "dataclasses", "difflib", "enum", "json", "posixpath", "re", "shlex", "types", "typing"),
+    *("collections", "copy", "decimal", "difflib", "enum", "functools", "hashlib", "json", "posixpath", "re"),
+    *("shlex", "types", "typing"),
     *("jinja2", "re2", "yaml"),
 }
 #: All that the controller imports of the broker, besides its messages, and of the proxy.

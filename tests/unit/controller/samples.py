@@ -44,3 +44,25 @@ def pod_of(template: Manifest) -> Manifest:
     """Return the spec of the pod template."""
     result: Manifest = template["spec"]["volumeStaging"]["podTemplate"]["spec"]
     return result
+
+
+def pod(*volumes: Manifest, **spec: Any) -> Manifest:
+    """Return a pod with these volumes, each of which is at /NAME of its container."""
+    mounts = [{"name": each["name"], "mountPath": f"/{each['name']}"} for each in volumes]
+    container = {"name": "app", "image": "busybox:1.37", "volumeMounts": mounts}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "app", "namespace": "team"},
+        "spec": {"containers": [container], "volumes": list(volumes), **spec},
+    }
+
+
+def inline(name: str = "data", template: str = "s3", **attributes: str) -> Manifest:
+    """Return an inline volume that names a template."""
+    given = {"volumeTemplate": template, **({"bucket": "photos"} | attributes)}
+    return {"name": name, "csi": {"driver": "csi.fusermount3-proxy.dev", "volumeAttributes": given}}
+
+
+def claimed(name: str = "data", claim: str = "photos") -> Manifest:
+    return {"name": name, "persistentVolumeClaim": {"claimName": claim}}

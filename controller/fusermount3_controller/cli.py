@@ -1,0 +1,101 @@
+"""``fusermount3-controller``: the commands of an administrator.
+
+The libraries of the extra `[controller]` are imported by a command only after `main` has found that they are there.
+"""
+
+import importlib.util
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fusermount3_broker.messages.untrusted_text import visible
+from fusermount3_proxy import __version__
+
+if TYPE_CHECKING:
+    from fusermount3_controller.faults import Invalid
+
+#: The modules of the extra.
+_LIBRARIES = ("jinja2", "re2", "yaml")
+
+
+class _Failure(click.ClickException):
+    """The command fails, with a line for each message; they may quote a manifest."""
+
+    def __init__(self, *messages: str) -> None:
+        super().__init__("; ".join(messages))
+        self._messages = messages
+
+    def format_message(self) -> str:
+        return "\n".join(map(visible, self._messages))
+
+
+def main() -> None:
+    """Run the command; without the extra, only say what to install."""
+    missing = [name for name in _LIBRARIES if importlib.util.find_spec(name) is None]
+    if missing:
+        sys.exit(
+            f"fusermount3-controller needs libraries that are not installed ({', '.join(missing)}): "
+            "pip install 'fusermount3-proxy[controller]'"
+        )
+    commands()
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="fusermount3-controller")
+def commands() -> None:
+    """Show what templates of volumes become."""
+
+
+@commands.command()
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path, allow_dash=True))
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A parameter of the template, or an attribute of the driver, for a volume that is made up; may be repeated.",
+)
+def render(files: tuple[Path, ...], settings: tuple[str, ...]) -> None:
+    """Show the pods that come out of the objects in FILEs, without a cluster.
+
+    FILEs have VolumeTemplates, and pods whose volumes name them, with their PersistentVolumes, claims and
+    StorageClasses. A pod is shown with its sidecars, and after it the pods that serve its shared volumes. If there is
+    no pod, one is made up for each PersistentVolume that names a template, or else for each template. "-" is standard
+    input.
+    """
+    from fusermount3_controller import manifests
+    from fusermount3_controller.faults import Invalid
+    from fusermount3_controller.offline import rendered
+
+    given: list[tuple[str, Any]] = []
+    for file in files:
+        try:
+            given += [(str(file), each) for each in manifests.load(_text(file))]
+        except Invalid as error:
+            raise _Failure(*_lines(str(file), error)) from None
+    attributes = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not name or not equals:
+            raise click.BadParameter(f"must be NAME=VALUE, not {setting!r}", param_hint="--set")
+        attributes[name] = value
+    result, faults = rendered(given, attributes)
+    if faults:
+        raise _Failure(*faults)
+    click.echo(manifests.dump(result), nl=False)
+
+
+def _text(file: Path) -> str:
+    try:
+        return sys.stdin.read() if str(file) == "-" else file.read_text()
+    except OSError as error:
+        raise _Failure(f"{file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise _Failure(f"{file}: is not text in UTF-8") from None
+
+
+def _lines(beginning: str, error: "Invalid") -> Iterable[str]:
+    return (f"{beginning}: {fault}" for fault in error.faults)

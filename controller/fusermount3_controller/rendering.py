@@ -1,0 +1,185 @@
+"""What a template becomes for one volume: a container with its volumes, or a pod of its own. Pure.
+
+The controller adds what every program needs, and what Pod Security `restricted` asks for, unless the template says it.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from fusermount3_controller import expressions, pod_rules
+from fusermount3_controller.expressions import ExpressionError
+from fusermount3_controller.faults import Fault, Invalid
+from fusermount3_controller.pod_rules import MOUNTPOINT, SOCKET_DIRECTORY, SOCKET_VARIABLE
+from fusermount3_controller.volume_templates import VolumeTemplate
+
+Manifest = dict[str, Any]
+
+#: The driver's name in Kubernetes, and its defaults of these volumeAttributes (the broker's csi/volume_requests.py).
+DRIVER = "csi.fusermount3-proxy.dev"
+DEFAULT_DIRECTORY = "fuse-fd-passing"
+DEFAULT_SOCKET = "fuse-csi-ephemeral.sock"
+
+#: The namespace of pods that serve a volume for others.
+SHARED_NAMESPACE = "fuse-mounts"
+#: Names the template in the labels of such a pod.
+TEMPLATE_LABEL = "fusermount3-proxy.dev/template"
+
+#: Seconds that a program has to write back what it holds: in a pod of its own it waits for the last user.
+GRACE_OF_SIDECAR = 60
+GRACE_OF_SHARED = 600
+#: GCS FUSE's defaults; no limits, because a program that reaches one takes the volume with it.
+DEFAULT_REQUESTS = {"cpu": "250m", "memory": "256Mi"}
+#: Seconds, one a try, that a program may take to mount.
+_TRIES = 120
+#: The longest name of a container or volume (RFC 1123).
+_LONGEST_NAME = 63
+
+_AUTOSCALER = {"cluster-autoscaler.kubernetes.io/daemonset-pod": "true"}
+
+
+class Use(NamedTuple):
+    """A volume of a pod that is served by a program of a template: `volume` is its name in the pod.
+
+    `directory` and `socket`: the emptyDir in which the driver makes its socket, and the socket's name.
+    """
+
+    volume: str
+    template: VolumeTemplate
+    parameters: Mapping[str, str]
+    directory: str = DEFAULT_DIRECTORY
+    socket: str = DEFAULT_SOCKET
+    read_only: bool = False
+    fs_group: int | None = None
+
+    @property
+    def container(self) -> str:
+        """The name of the container that serves the volume in its pod."""
+        return container_name(self.volume)
+
+
+class Program(NamedTuple):
+    """A container, the volumes that it needs, and the seconds that it has to end."""
+
+    container: Manifest
+    volumes: list[Manifest]
+    grace: int
+
+
+def container_name(volume: str) -> str:
+    """Return the name of the container that serves the volume with this name in a pod."""
+    return _short(f"fuse-{volume}")
+
+
+def sidecar(use: Use) -> Program:
+    """Return what a pod gets that has the volume. Raises Invalid."""
+    program = _program(use, use.container)
+    return program._replace(container={"name": use.container, "restartPolicy": "Always", **program.container})
+
+
+def mount_pod(use: Use) -> Manifest:
+    """Return the pod that serves the volume for all pods on its node. Raises Invalid."""
+    rendered = _rendered(use)
+    metadata, spec = rendered.get("metadata") or {}, rendered["spec"]
+    program = _program(use, pod_rules.CONTAINER, GRACE_OF_SHARED)
+    context = {
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+        **({} if use.fs_group is None else {"fsGroup": use.fs_group}),
+        **(spec.get("securityContext") or {}),
+    }
+    rest = {name: value for name, value in spec.items() if name not in ("containers", "securityContext", "volumes")}
+    own: Manifest = {"driver": DRIVER, "volumeAttributes": _attributes(use)}
+    if use.read_only:
+        own["readOnly"] = True
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "generateName": "mp-",
+            "namespace": SHARED_NAMESPACE,
+            "labels": {**(metadata.get("labels") or {}), TEMPLATE_LABEL: use.template.name},
+            "annotations": {**_AUTOSCALER, **(metadata.get("annotations") or {})},
+        },
+        "spec": {
+            "automountServiceAccountToken": "serviceAccountName" in spec,
+            "tolerations": [{"operator": "Exists"}],
+            **rest,
+            "terminationGracePeriodSeconds": program.grace,
+            "securityContext": context,
+            "containers": [program.container],
+            "volumes": [*program.volumes, {"name": use.volume, "csi": own}],
+        },
+    }
+
+
+def _attributes(use: Use) -> dict[str, str]:
+    attributes = {"fdPassingEmptyDirName": use.directory}
+    return attributes if use.socket == DEFAULT_SOCKET else {**attributes, "fdPassingSocketName": use.socket}
+
+
+def _rendered(use: Use) -> Manifest:
+    variables: dict[str, expressions.Value] = {
+        "fsGroup": use.fs_group,
+        "mountpoint": MOUNTPOINT,
+        "readOnly": use.read_only,
+    }
+    try:
+        rendered = expressions.render_all(use.template.pod, variables, use.parameters)
+    except ExpressionError as error:
+        raise Invalid([Fault(f"the template '{use.template.name}'", str(error))]) from None
+    assert isinstance(rendered, dict)
+    return rendered
+
+
+def _program(use: Use, name: str, default_grace: int = GRACE_OF_SIDECAR) -> Program:
+    spec = _rendered(use)["spec"]
+    (given,) = spec["containers"]
+    names = {each["name"]: _short(f"{use.container}-{each['name']}") for each in spec.get("volumes") or []}
+    mountpoint = _short(f"{use.container}-mountpoint")
+    container = {
+        **given,
+        "name": name,
+        "env": [
+            *(given.get("env") or []),
+            {"name": SOCKET_VARIABLE, "value": f"{SOCKET_DIRECTORY}/{use.socket}"},
+        ],
+        "resources": given.get("resources") or {"requests": dict(DEFAULT_REQUESTS)},
+        "startupProbe": given.get("startupProbe") or _startup_probe(),
+        "terminationMessagePolicy": given.get("terminationMessagePolicy", "FallbackToLogsOnError"),
+        "securityContext": _restricted(given.get("securityContext") or {}),
+        "volumeMounts": [
+            {"name": use.directory, "mountPath": SOCKET_DIRECTORY},
+            {"name": mountpoint, "mountPath": MOUNTPOINT},
+            *({**mount, "name": names[mount["name"]]} for mount in given.get("volumeMounts") or []),
+        ],
+    }
+    volumes = [
+        {"name": use.directory, "emptyDir": {}},
+        {"name": mountpoint, "emptyDir": {}},
+        *({**each, "name": names[each["name"]]} for each in spec.get("volumes") or []),
+    ]
+    return Program(container, volumes, spec.get("terminationGracePeriodSeconds", default_grace))
+
+
+def _startup_probe() -> Manifest:
+    command = ["fusermount3-proxy", "--wait-mounted", MOUNTPOINT]
+    return {"exec": {"command": command}, "periodSeconds": 1, "timeoutSeconds": 10, "failureThreshold": _TRIES}
+
+
+def _restricted(context: Manifest) -> Manifest:
+    """Return the security context with what Pod Security `restricted` asks for."""
+    return {
+        "allowPrivilegeEscalation": False,
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+        **context,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def _short(name: str) -> str:
+    """Return `name`, or its beginning with digits that no other name has, if it is too long."""
+    if len(name) <= _LONGEST_NAME:
+        return name
+    return f"{name[: _LONGEST_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
