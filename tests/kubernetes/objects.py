@@ -17,6 +17,8 @@ CONTROLLER = PACKAGING / "controller"
 CHART = PACKAGING / "chart"
 KUSTOMIZATION = "kustomization.yaml"
 EXAMPLES = sorted(path for path in (PACKAGING / "examples").glob("*.yaml") if path.name != KUSTOMIZATION)
+#: Of the kind VolumeTemplate.
+TEMPLATES = sorted(path for path in (PACKAGING / "templates").glob("*.yaml") if path.name != KUSTOMIZATION)
 
 #: The first Kubernetes for which the driver is, the first one with sidecars, and the newest one with available schemas.
 OLDEST, SIDECARS, NEWEST = "1.25", "1.29", kubernetes_validate.latest_version()

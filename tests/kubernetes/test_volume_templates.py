@@ -1,17 +1,31 @@
-"""Test the resource VolumeTemplate: its definition is valid, and says the same as the controller."""
+"""Test the resource VolumeTemplate, which says the same as the controller, and the templates that are ready to use."""
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING
 
 import pytest
 
-from fusermount3_controller import pod_rules, volume_templates
-from tests.kubernetes.objects import CONTROLLER, KUSTOMIZATION, Object, objects, of_files, the, validate
+from fusermount3_controller import offline, pod_rules, volume_templates
+from tests.kubernetes.objects import (
+    CONTROLLER,
+    EXAMPLES,
+    KUSTOMIZATION,
+    TEMPLATES,
+    Object,
+    containers,
+    is_pulled_once,
+    objects,
+    of_files,
+    the,
+    validate,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 OBJECTS = of_files([path for path in sorted(CONTROLLER.glob("*.yaml")) if path.name != KUSTOMIZATION])
 DEFINITION = the("CustomResourceDefinition", OBJECTS)
@@ -79,3 +93,124 @@ def test_columns_show_fields_that_exist() -> None:
     for column in VERSION["additionalPrinterColumns"]:
         path = column["jsonPath"].replace("[0]", "[]")
         assert path in ALL or path == ".metadata.creationTimestamp"
+
+
+# Templates ready to use
+
+
+@pytest.fixture(params=TEMPLATES, ids=lambda path: path.stem)
+def file(request: pytest.FixtureRequest) -> Path:
+    path: Path = request.param
+    return path
+
+
+@pytest.fixture
+def manifest(file: Path) -> Object:
+    (found,) = objects(file.read_text())
+    return found
+
+
+def rendered(manifest: Object, **attributes: str) -> list[Object]:
+    """Return the pods that come out, with a value for each parameter that needs one."""
+    parameters = manifest["spec"]["parameters"].items()
+    needed = {name: "bucket" for name, parameter in parameters if parameter.get("required")}
+    result, faults = offline.rendered([("template.yaml", manifest)], needed | attributes)
+    assert faults == []
+    return result
+
+
+def program_of(manifest: Object, **attributes: str) -> Object:
+    """Return the container that a pod gets."""
+    (pod,) = rendered(manifest, **attributes)
+    (container,) = pod["spec"]["initContainers"]
+    assert isinstance(container, dict)
+    return container
+
+
+def test_a_template_is_called_as_its_file_and_listed(file: Path, manifest: Object) -> None:
+    assert manifest["metadata"]["name"] == file.stem
+    (kustomization,) = objects((TEMPLATES[0].parent / KUSTOMIZATION).read_text())
+    assert kustomization["resources"] == [path.name for path in TEMPLATES]
+
+
+def test_all_fields_of_a_template_are_in_the_schema(manifest: Object) -> None:
+    known = {path for path in ALL if not path.startswith(".metadata")}
+    for path in paths(manifest):
+        if path.startswith((".apiVersion", ".kind", ".metadata", ".spec.volumeStaging.podTemplate.spec.")):
+            continue
+        assert re.sub(r"^(\.spec\.parameters)\.\w+", r"\1[]", path) in known
+
+
+def paths(value: object, path: str = "") -> Iterator[str]:
+    if isinstance(value, dict):
+        for name, below in value.items():
+            yield f"{path}.{name}"
+            yield from paths(below, f"{path}.{name}")
+
+
+@pytest.mark.parametrize("placement", list(volume_templates.Placement))
+def test_the_pods_of_a_template_are_valid_and_restricted(manifest: Object, placement: str) -> None:
+    manifest["spec"]["placement"] = placement
+    pods = rendered(manifest)
+    assert len(pods) == (1 if placement == "Sidecar" else 2)
+    for pod in pods:
+        if placement == "Shared" and pod is pods[0]:
+            assert "initContainers" not in pod["spec"]
+            pod["spec"]["volumes"] = [{"name": "data", "emptyDir": {}}]
+        validate(pod)
+        assert pod["spec"]["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for volume in pod["spec"]["volumes"]:
+            assert volume.keys() - {"name"} <= {"csi", "emptyDir", "secret"}
+        for container in containers(pod):
+            context = container["securityContext"]
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["capabilities"] == {"drop": ["ALL"]}
+            assert context.get("runAsUser") != 0 and not context.get("privileged")
+            assert is_pulled_once(container["image"])
+
+
+def test_each_parameter_of_a_template_changes_something(manifest: Object) -> None:
+    used = set(re.findall(r"params\.(\w+)", json.dumps(manifest["spec"]["volumeStaging"])))
+    assert used == set(manifest["spec"]["parameters"])
+    assert all(each["description"].endswith(".") for each in manifest["spec"]["parameters"].values())
+
+
+@pytest.mark.parametrize("value", ["a,b", "a b", "$(META_URL)", "a\nb", "../x;y", "x'y"])
+def test_no_parameter_of_a_template_becomes_another_option(manifest: Object, value: str) -> None:
+    """Mount options are separated by commas, and kubelet replaces $(VARIABLE) in a container's arguments."""
+    for name in manifest["spec"]["parameters"]:
+        _, faults = offline.rendered([("template.yaml", manifest)], {"bucket": "bucket", name: value})
+        assert any(name in fault for fault in faults)
+
+
+def test_no_word_of_a_template_begins_with_what_a_user_says(manifest: Object) -> None:
+    for name in manifest["spec"]["parameters"]:
+        result, faults = offline.rendered([("template.yaml", manifest)], {"bucket": "bucket", name: "-OPTION"})
+        words = [word for pod in result for word in pod["spec"]["initContainers"][0]["command"]]
+        assert faults or not any(word.startswith("-OPTION") for word in words)
+
+
+@pytest.mark.parametrize("name", ["gcsfuse", "goofys", "mountpoint-s3", "rclone", "s3fs", "sshfs"])
+def test_a_template_runs_its_program_as_the_example_does(name: str) -> None:
+    """The examples are executed on a node: tests/cluster/test_examples.py."""
+    (manifest,) = objects((TEMPLATES[0].parent / f"{name}.yaml").read_text())
+    (example,) = objects((EXAMPLES[0].parent / f"{name}.yaml").read_text())
+    attributes = {"endpoint": "http://s3.example:9000"} if "endpoint" in manifest["spec"]["parameters"] else {}
+    ours, (theirs, _) = program_of(manifest, **attributes), containers(example)
+
+    def words(container: Object) -> set[str]:
+        # What is elsewhere in a template: rclone's cache and gcsfuse's buffer.
+        return {re.sub("^(--cache-dir|--temp-dir)=.*", r"\1", word) for word in container["command"]}
+
+    assert words(theirs) <= words(ours)
+    assert words(ours) - words(theirs) <= {"--vfs-cache-max-size=1024Mi"}
+    for field in ("terminationMessagePath", "envFrom", "image"):
+        assert ours.get(field) == theirs.get(field)
+
+
+def test_what_a_user_leaves_out_is_left_out() -> None:
+    (manifest,) = objects((TEMPLATES[0].parent / "mountpoint-s3.yaml").read_text())
+    assert program_of(manifest)["command"] == [
+        *("mount-s3", "bucket", "/mnt", "--foreground", "--allow-other", "--region=us-east-1"),
+    ]
+    assert "--prefix=photos/" in program_of(manifest, prefix="photos/")["command"]
