@@ -151,8 +151,8 @@ def _check_parameter(node: nodes.Getattr, names: Names) -> None:
 
 
 def _check_filter(node: nodes.Filter) -> None:
-    if node.name not in _FILTERS:
-        raise ExpressionError(f"there is no filter '{node.name}'; there are {', '.join(sorted(_FILTERS))}")
+    if node.name not in FILTERS:
+        raise ExpressionError(f"there is no filter '{node.name}'; there are {', '.join(sorted(FILTERS))}")
     if node.args or node.kwargs or node.dyn_args or node.dyn_kwargs:
         raise ExpressionError(f"the filter '{node.name}' takes no arguments")
 
@@ -191,7 +191,8 @@ def _int(value: Value) -> int:
     return int(text)
 
 
-_FILTERS: dict[str, Callable[[Value], Value]] = {
+#: The only filters there are.
+FILTERS: dict[str, Callable[[Value], Value]] = {
     "int": _int,
     "lower": lambda value: _text(value).lower(),
     "upper": lambda value: _text(value).upper(),
@@ -220,7 +221,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
     environment.globals.clear()
     environment.tests.clear()
     environment.filters.clear()
-    environment.filters.update({name: _limited(function) for name, function in _FILTERS.items()})
+    environment.filters.update({name: _limited(function) for name, function in FILTERS.items()})
     return environment
 
 

@@ -31,7 +31,7 @@ GRACE_OF_SHARED = 600
 #: GCS FUSE's defaults; no limits, because a program that reaches one takes the volume with it.
 DEFAULT_REQUESTS = {"cpu": "250m", "memory": "256Mi"}
 #: Seconds, one a try, that a program may take to mount.
-_TRIES = 120
+TRIES = 120
 #: The longest name of a container or volume (RFC 1123).
 _LONGEST_NAME = 63
 
@@ -164,7 +164,7 @@ def _program(use: Use, name: str, default_grace: int = GRACE_OF_SIDECAR) -> Prog
 
 def _startup_probe() -> Manifest:
     command = ["fusermount3-proxy", "--wait-mounted", MOUNTPOINT]
-    return {"exec": {"command": command}, "periodSeconds": 1, "timeoutSeconds": 10, "failureThreshold": _TRIES}
+    return {"exec": {"command": command}, "periodSeconds": 1, "timeoutSeconds": 10, "failureThreshold": TRIES}
 
 
 def _restricted(context: Manifest) -> Manifest:

@@ -71,6 +71,7 @@ EXECUTED = {
     ("operations.md", "curl"): _SOURCE,
     ("operations.md", "helm upgrade"): "test_installations.py",
     ("programs.md", "FUSERMOUNT3PROXY_"): "test_other_names.py",
+    ("templates.md", "fusermount3-controller render"): "test_templates.py",
     ("troubleshooting.md", "jq "): "payload.py",
     ("troubleshooting.md", "ln -s"): "engines.py",
     ("troubleshooting.md", "mkdir -p"): "labels.py",

@@ -1,0 +1,102 @@
+"""docs/templates.md: its commands print pods, its examples work together, its tables have what the controller has."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from fusermount3_controller import cli, expressions, pod_annotations, pod_rules, rendering, volume_templates
+from fusermount3_controller.offline import rendered
+from tests.e2e.documented import PAGES, ROOT, block, blocks
+
+if TYPE_CHECKING:
+    from fusermount3_controller.rendering import Manifest
+
+PAGE = PAGES["templates.md"].read_text()
+TEMPLATES = ROOT / "packaging/kubernetes/templates"
+EXAMPLES = [yaml.safe_load(each.text) for each in blocks() if (each.page, each.language) == ("templates.md", "yaml")]
+
+
+def rows(heading: str) -> dict[str, str]:
+    """Return the rows of the table whose first column has this heading, by their first column."""
+    (table,) = re.findall(rf"^\| {re.escape(heading)} .*\n\|[-| ]+\n((?:\|.*\n)+)", PAGE, re.MULTILINE)
+    return dict(re.findall(r"^\| (.*?) \| (.*) \|$", table, re.MULTILINE))
+
+
+@pytest.mark.parametrize("command", block("templates.md", "fusermount3-controller render").commands)
+def test_a_command_prints_a_pod(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    program, *words = shlex.split(command)
+    assert program == "fusermount3-controller"
+    result = CliRunner().invoke(cli.commands, words)
+    assert (result.exit_code, yaml.safe_load(result.output)["kind"]) == (0, "Pod")
+
+
+def test_the_examples_are_a_template_and_a_pod_that_uses_it() -> None:
+    result, faults = rendered([("page", each) for each in EXAMPLES], {})
+    assert faults == []
+    (pod,) = result
+    assert pod["spec"]["initContainers"][0]["command"][:3] == ["mount-s3", "photos", "/mnt"]
+
+
+def test_the_mistakes_are_told_as_shown() -> None:
+    template, pod = EXAMPLES
+    (container,) = template["spec"]["volumeStaging"]["podTemplate"]["spec"]["containers"]
+    wrong: Manifest = yaml.safe_load(yaml.safe_dump(template).replace("name: s3\nspec", "name: s3fs\nspec"))
+    wrong["spec"]["volumeStaging"]["podTemplate"]["spec"]["containers"] = [
+        {"name": "fuse", "image": container["image"], "args": ["s3fs", "{{ params.bukcet }}"]}
+    ]
+    said = rendered([("template.yaml", wrong)], {})[1]
+    pod["spec"]["volumes"][0]["csi"]["volumeAttributes"]["bucket"] = "Photos"
+    said += rendered([("template.yaml", template), ("pod.yaml", pod)], {})[1]
+    (shown,) = [each.text for each in blocks() if (each.page, each.language) == ("templates.md", "text")]
+    assert shown.splitlines() == said
+
+
+def test_each_template_is_listed_with_its_parameters() -> None:
+    found = {}
+    for file in sorted(TEMPLATES.glob("*.yaml")):
+        manifest = yaml.safe_load(file.read_text())
+        if manifest["kind"] == "VolumeTemplate":
+            parameters = manifest["spec"]["parameters"].items()
+            names = [f"**{name}**" if each.get("required") else name for name, each in parameters]
+            found[f"[{file.stem}](../packaging/kubernetes/templates/{file.name})"] = ", ".join(names)
+    assert rows("template") == found
+
+
+def test_each_name_is_explained() -> None:
+    assert set(re.findall(r"`(\w+)`", " ".join(rows("name")))) == volume_templates.VARIABLES
+    assert set(re.findall(r"`(\w+)`", " ".join(rows("filter")))) == set(expressions.FILTERS)
+    known = {f"parameters.NAME.{name}" for name in (*volume_templates.Parameter._fields, "description")}
+    known |= {"parameters", "placement", "volumeStaging.podTemplate"}
+    assert {name.strip("`") for name in rows("field of `spec`")} == known
+    written = {pod_annotations.INJECT, pod_annotations.ADDITIONAL_MOUNTS, pod_annotations.ORIGINAL_GRACE}
+    written |= {
+        f"fusermount3-proxy.dev/{name}-{kind}" for name in pod_annotations.RESOURCES for kind in ("limit", "request")
+    }
+    assert set(re.findall(r"`(.*?)`", " ".join(rows("annotation of the pod")))) == written
+
+
+def test_numbers_are_those_of_the_code() -> None:
+    text = " ".join(PAGE.split())
+    assert f"at most {expressions.LONGEST_SOURCE} characters, what comes out of it {expressions.LONGEST_RESULT}" in text
+    assert f"and a value {volume_templates.LONGEST_VALUE}." in text
+    assert f"of at least {rendering.GRACE_OF_SIDECAR}," in text
+    assert f"waits up to {rendering.TRIES} seconds" in text
+    cpu, memory = rendering.DEFAULT_REQUESTS.values()
+    assert f"requests of {cpu} CPU and {memory} memory" in text
+    assert f"`{pod_rules.MOUNTPOINT}`, on which" in text
+    assert f"the namespace `{rendering.SHARED_NAMESPACE}`" in text
+
+
+def test_the_page_says_what_does_not_exist() -> None:
+    """Whoever adds a command that calls a cluster has to change the page."""
+    assert set(cli.commands.commands) == {"render"}
+    assert "nothing in a cluster reads templates" in PAGE
+    assert Path(ROOT / "packaging/kubernetes/controller/volumetemplates.yaml").exists()
