@@ -7,29 +7,20 @@ import importlib.util
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from fusermount3_broker.messages.untrusted_text import visible
 from fusermount3_proxy import __version__
 
-if TYPE_CHECKING:
-    from fusermount3_controller.faults import Invalid
-
 #: The modules of the extra.
 _LIBRARIES = ("jinja2", "re2", "yaml")
 
 
-class _Failure(click.ClickException):
-    """The command fails, with a line for each message; they may quote a manifest."""
-
-    def __init__(self, *messages: str) -> None:
-        super().__init__("; ".join(messages))
-        self._messages = messages
-
-    def format_message(self) -> str:
-        return "\n".join(map(visible, self._messages))
+def _failure(messages: Iterable[str]) -> click.ClickException:
+    """Return the failure of a command, with a line for each message; they may quote a manifest."""
+    return click.ClickException("\n".join(map(visible, messages)))
 
 
 def main() -> None:
@@ -75,7 +66,7 @@ def render(files: tuple[Path, ...], settings: tuple[str, ...]) -> None:
         try:
             given += [(str(file), each) for each in manifests.load(_text(file))]
         except Invalid as error:
-            raise _Failure(*_lines(str(file), error)) from None
+            raise _failure(f"{file}: {fault}" for fault in error.faults) from None
     attributes = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
@@ -84,7 +75,7 @@ def render(files: tuple[Path, ...], settings: tuple[str, ...]) -> None:
         attributes[name] = value
     result, faults = rendered(given, attributes)
     if faults:
-        raise _Failure(*faults)
+        raise _failure(faults)
     click.echo(manifests.dump(result), nl=False)
 
 
@@ -92,10 +83,6 @@ def _text(file: Path) -> str:
     try:
         return sys.stdin.read() if str(file) == "-" else file.read_text()
     except OSError as error:
-        raise _Failure(f"{file}: {error.strerror}") from None
+        raise _failure([f"{file}: {error.strerror}"]) from None
     except UnicodeDecodeError:
-        raise _Failure(f"{file}: is not text in UTF-8") from None
-
-
-def _lines(beginning: str, error: "Invalid") -> Iterable[str]:
-    return (f"{beginning}: {fault}" for fault in error.faults)
+        raise _failure([f"{file}: is not text in UTF-8"]) from None

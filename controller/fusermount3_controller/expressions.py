@@ -48,8 +48,9 @@ _REFUSED: dict[type[nodes.Node], str] = {
     nodes.Pos: "+ before a value",
 }
 _WHOLE = re.compile(r"\{\{[-+]?(.*?)-?\}\}", re.DOTALL)
-_WRONG_TYPE = "yields a %s, not a string, a whole number, true or false"
+_WRONG_TYPE = "has a %s, not a string, a whole number, true or false"
 _NUMBER = re.compile("[+-]?[0-9]{1,18}")
+_LARGEST = 10**18
 
 
 class ExpressionError(ValueError):
@@ -75,7 +76,7 @@ def check(text: str, names: Names) -> None:
 
 def are_quoted_for_shell(text: str) -> bool:
     """Return whether each expression in `text` ends with the filter `tobash`, as in a script it must."""
-    printed = (node for output in _parsed(text).find_all(nodes.Output) for node in output.nodes)
+    printed = (node for output in _parsed(text).body if isinstance(output, nodes.Output) for node in output.nodes)
     return all(
         isinstance(node, nodes.TemplateData) or (isinstance(node, nodes.Filter) and node.name == "tobash")
         for node in printed
@@ -113,7 +114,7 @@ def _parsed(text: str) -> nodes.Template:
         raise ExpressionError(f"a string with expressions has at most {LONGEST_SOURCE} characters")
     try:
         return _ENVIRONMENT.parse(text)
-    except (TemplateError, RecursionError) as error:
+    except (TemplateError, ValueError, RecursionError) as error:  # ValueError: a number of thousands of digits
         raise ExpressionError(_reason(error)) from None
 
 
@@ -137,6 +138,8 @@ def _check(node: nodes.Node, names: Names, depth: int) -> None:
     if isinstance(node, nodes.Name) and node.name not in names.variables:
         known = ", ".join(sorted({"params.NAME", *names.variables}))
         raise ExpressionError(f"there is no '{node.name}'; an expression can use {known}")
+    if isinstance(node, nodes.Const):
+        _check_constant(node.value)
     if isinstance(node, nodes.Filter):
         _check_filter(node)
     for child in node.iter_child_nodes():
@@ -148,6 +151,13 @@ def _check_parameter(node: nodes.Getattr, names: Names) -> None:
         raise ExpressionError(f"'.{node.attr}' is not allowed: only params has anything in it")
     if node.attr not in names.parameters:
         raise ExpressionError(f"params.{node.attr} is not in spec.parameters")
+
+
+def _check_constant(value: object) -> None:
+    if not isinstance(value, str | int | None):
+        raise ExpressionError(_WRONG_TYPE % type(value).__name__)
+    if isinstance(value, int) and value >= _LARGEST:
+        raise ExpressionError("a number has at most 18 digits")
 
 
 def _check_filter(node: nodes.Filter) -> None:

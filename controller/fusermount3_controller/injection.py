@@ -29,13 +29,14 @@ def inject(pod: Mapping[str, Any], known: Known) -> Manifest:
     result = copy.deepcopy(dict(pod))
     if wish is False:
         return result
-    wanted = [use for use in uses(pod, known) if use.template.placement is Placement.SIDECAR]
+    named = uses(pod, known)
+    wanted = [use for use in named if use.template.placement is Placement.SIDECAR]
     spec = result.get("spec") or {}
     present = {container.get("name") for container in spec.get("initContainers") or []}
     injected = [volume["name"] for volume in spec.get("volumes") or [] if _is_injected(volume, wanted, present)]
     missing = [use for use in wanted if use.container not in present and not _is_served(use, spec)]
-    if wish and not wanted and not injected:
-        raise Invalid([Fault(pod_annotations.INJECT, "none of the pod's volumes names a template for a sidecar")])
+    if wish and not named and not injected:
+        raise Invalid([Fault(pod_annotations.INJECT, "none of the pod's volumes names a template")])
     _check_directories(missing)
     if missing:
         _add(missing, result)
@@ -75,6 +76,10 @@ def _check_directories(missing: list[Use]) -> None:
 def _add(missing: list[Use], pod: Manifest) -> None:
     spec = pod["spec"]
     programs = [rendering.sidecar(use) for use in missing]
+    for name, number in Counter(volume["name"] for program in programs for volume in program.volumes).items():
+        if number > 1:
+            why = f"two sidecars would have a volume '{name}': rename one of the volumes that they serve"
+            raise Invalid([Fault("spec.volumes", why)])
     for program in programs:
         pod_annotations.apply(pod, program.container)
     containers = list(spec.get("initContainers") or [])

@@ -12,6 +12,9 @@ LONGEST_TEXT = 1 << 20
 #: Values in one object, with all that its aliases stand for.
 _MOST_VALUES = 20000
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"
+#: How deep values may be nested: far from what this program and Python could not copy or print.
+_DEEPEST = 50
+_TOO_DEEP = "is nested too deeply"
 #: The lists of objects in a pod's spec that the controller looks at, and those within containers.
 _LISTS, _LISTS_OF_CONTAINERS = ("containers", "initContainers", "volumes"), ("env", "volumeMounts")
 
@@ -55,8 +58,11 @@ def load(text: str) -> list[Manifest]:
     for document in documents:
         if not isinstance(document, dict):
             raise Invalid([Fault("", f"must be objects of Kubernetes, not {quoted(document)}")])
-        if _size(document, {}) > _MOST_VALUES:
+        size, height = _measured(document, {})
+        if size > _MOST_VALUES:
             raise Invalid([Fault("", f"has an object of more than {_MOST_VALUES} values")])
+        if height > _DEEPEST:
+            raise Invalid([Fault("", _TOO_DEEP)])
         items = document.get("items") if document.get("kind") == "List" else [document]
         result += [each for each in items or [] if isinstance(each, dict)]
     return result
@@ -137,20 +143,21 @@ def _is_object(value: object) -> bool:
     return isinstance(value, Mapping)
 
 
-def _size(value: object, known: dict[int, int]) -> int:
-    """Return how many values there are in `value`; too many, if it contains itself."""
+def _measured(value: object, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
+    """Return how many values there are in `value`, too many if it contains itself, and how deep they are nested."""
     if not isinstance(value, dict | list):
-        return 1
+        return 1, 0
     if id(value) not in known:
-        known[id(value)] = _MOST_VALUES
+        known[id(value)] = _MOST_VALUES, 0
         elements = [*value.keys(), *value.values()] if isinstance(value, dict) else value
-        known[id(value)] = 1 + sum(_size(each, known) for each in elements)
+        below = [_measured(each, known) for each in elements]
+        known[id(value)] = 1 + sum(size for size, _ in below), 1 + max((height for _, height in below), default=0)
     return known[id(value)]
 
 
 def _reason(error: Exception) -> str:
     if isinstance(error, RecursionError):
-        return "is nested too deeply"
+        return _TOO_DEEP
     reason = " ".join(str(error).split())
     if "unhashable key" in reason:
         return f"an expression must be in quotes, for {{ begins an object of YAML: {reason}"

@@ -18,6 +18,7 @@ from fusermount3_controller.faults import Fault, quoted, unknown
 CONTAINER = "fuse"
 #: Where the program mounts, an emptyDir; and the directory of the driver's socket.
 MOUNTPOINT = "/mnt"
+MOUNTPOINT_VOLUME = "mountpoint"
 SOCKET_DIRECTORY = "/run/fusermount3-proxy"
 SOCKET_VARIABLE = "FUSERMOUNT3PROXY_FDPASSING_SOCKPATH"
 
@@ -62,6 +63,7 @@ def faults(pod: Mapping[str, Any], field: str, *, shared: bool) -> Iterator[Faul
         yield Fault(f"{field}.metadata", f"must be an object, not {quoted(metadata)}")
     else:
         yield from _unknown(metadata, _OF_METADATA if shared else (), f"{field}.metadata", _of_pod_only(shared))
+        yield from _object_faults(metadata, _OF_METADATA, f"{field}.metadata")
     allowed = (*_OF_SIDECARS, *_OF_PODS) if shared else _OF_SIDECARS
     field = f"{field}.spec"
     yield from _unknown(spec, allowed, field, _of_pod_only(shared))
@@ -90,6 +92,17 @@ def _unknown(value: Mapping[str, Any], known: Sequence[str], field: str, why: st
             yield Fault(f"{field}.{name}", why) if why else Fault(field, unknown(name, known))
 
 
+def _object_faults(value: object, names: Sequence[str], field: str) -> Iterator[Fault]:
+    """Yield a fault unless `value` is missing, or an object in which these names have objects."""
+    if value is None:
+        return
+    if not isinstance(value, Mapping):
+        yield Fault(field, f"must be an object, not {quoted(value)}")
+        return
+    for name in names:
+        yield from _object_faults(value.get(name), (), f"{field}.{name}")
+
+
 def _elements(parent: Mapping[str, Any], name: str, field: str) -> Iterator[tuple[str, Mapping[str, Any] | Fault]]:
     """Yield the objects of a list, each after its field; or what is wrong with them."""
     values = parent.get(name) or []
@@ -108,6 +121,8 @@ def _volume_faults(volume: Mapping[str, Any], field: str) -> Iterator[Fault]:
     name = volume.get("name")
     if not isinstance(name, str) or expressions.has_any(name):
         yield Fault(f"{field}.name", "must be a name, written out")
+    elif name == MOUNTPOINT_VOLUME:
+        yield Fault(f"{field}.name", "is the name of the volume on which the program mounts; choose another one")
     for kind in volume:
         if kind not in ("name", *_VOLUME_TYPES):
             allowed = ", ".join(_VOLUME_TYPES)
@@ -129,6 +144,7 @@ def _container_faults(spec: Mapping[str, Any], field: str, volumes: set[str]) ->
     if not isinstance(container.get("image"), str) or not container["image"]:
         yield Fault(f"{field}.image", "is missing")
     yield from _unknown(container, _OF_CONTAINERS, field)
+    yield from _object_faults(container.get("resources"), ("limits", "requests"), f"{field}.resources")
     yield from _context_faults(container, field, of_pod=False)
     yield from _port_faults(container, field)
     yield from _handler_faults(container, field)

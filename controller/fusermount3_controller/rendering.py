@@ -136,7 +136,7 @@ def _program(use: Use, name: str, default_grace: int = GRACE_OF_SIDECAR) -> Prog
     spec = _rendered(use)["spec"]
     (given,) = spec["containers"]
     names = {each["name"]: _short(f"{use.container}-{each['name']}") for each in spec.get("volumes") or []}
-    mountpoint = _short(f"{use.container}-mountpoint")
+    mountpoint = _short(f"{use.container}-{pod_rules.MOUNTPOINT_VOLUME}")
     container = {
         **given,
         "name": name,

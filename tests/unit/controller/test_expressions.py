@@ -71,6 +71,11 @@ def test_an_expression_yields_its_value(text: str, result: expressions.Value) ->
             "there is no filter 'replace'; there are int, lower, tobash, tojson, trim, upper",
         ),
         ("{{ mountpoint | tojson(indent=4) }}", "the filter 'tojson' takes no arguments"),
+        ("{{ 1.5 }}", "has a float, not a string"),
+        ("x{{ 1e999 }}", "has a float, not a string"),
+        ("{{ " + "9" * 19 + " }}", "a number has at most 18 digits"),
+        ("{{ " + "9" * 5000 + " }}", "not a valid expression: Exceeds the limit"),
+        ("{{ 1" + " + 1" * 2000 + " }}", "nested too deeply"),
         ("{{ a b }}", "not a valid expression: expected token"),
         ("{{ mountpoint", "not a valid expression: unexpected end of template"),
         ("{{ " + "(" * 4000 + " }}", "nested too deeply"),
@@ -93,8 +98,6 @@ def test_what_is_not_allowed_is_refused(text: str, says: str) -> None:
         ("a{{ 'b' if not readOnly }}", "a part of the string yields nothing"),
         ("{{ params.bucket | int }}", "'photos' is not a whole number"),
         ("{{ params.bucket + 1 }}", "can only concatenate str"),
-        ("{{ 1.5 }}", "yields a float, not a string"),
-        ("x{{ 1.5 }}", "yields a float, not a string"),
         ("{{ mountpoint < 1 }}", "not supported between instances"),
     ],
 )
@@ -127,6 +130,7 @@ def test_a_string_is_rendered_or_refused_and_nothing_else(text: str) -> None:
 def test_a_script_has_its_expressions_quoted() -> None:
     assert expressions.are_quoted_for_shell("exec s3fs {{ params.bucket | tobash }} {{ mountpoint | tobash }}")
     assert not expressions.are_quoted_for_shell("exec s3fs {{ params.bucket | tobash }} {{ mountpoint }}")
+    assert not expressions.are_quoted_for_shell("{{ 1" + " + 1" * 2000 + " }}")
     assert not expressions.are_quoted_for_shell("{{ params.bucket | tobash ~ params.prefix }}")
 
 

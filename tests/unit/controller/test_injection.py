@@ -117,12 +117,16 @@ def test_a_claim_that_is_not_bound_is_found_by_its_class() -> None:
         (claimed(), KNOWN._replace(claims={("other", "photos"): {"spec": {"volumeName": "pv"}}})),
         (claimed(), KNOWN._replace(claims={("team", "photos"): {"spec": {"volumeName": "pv"}}})),
         (claimed(), KNOWN._replace(claims={("team", "photos"): {"spec": {}}})),
-        (inline(template="shared"), KNOWN),
     ],
 )
 def test_all_other_volumes_are_left_alone(volume: Manifest, known: Known) -> None:
     assert inject(pod(volume), known) == pod(volume)
     assert "none of the pod's volumes" in refused(annotated(pod(volume), inject="true"), known)
+
+
+def test_a_shared_volume_needs_no_sidecar() -> None:
+    before = annotated(pod(inline(template="shared")), inject="true")
+    assert inject(before, KNOWN) == before
 
 
 def test_the_pod_can_do_without() -> None:
@@ -155,6 +159,11 @@ def test_each_volume_has_its_own_sidecar_and_socket() -> None:
     assert len(set(names)) == len(names) == 6
     two = pod(claimed("a"), claimed("b"))
     assert "'a' and 'b' would have the same socket" in refused(two, bound())
+
+
+def test_sidecars_share_no_volume_by_chance() -> None:
+    said = refused(pod(inline("fd-passing-a"), inline("a-mountpoint")))
+    assert "two sidecars would have a volume 'fuse-fd-passing-a-mountpoint'" in said
 
 
 def test_who_serves_the_volume_by_hand_is_left_alone() -> None:

@@ -128,6 +128,8 @@ def test_a_parameter_is_checked(name: str, parameter: Any, field: str, says: str
             ".volumeMounts[0].mountPropagation",
             "needs none",
         ),
+        ({"resources": "x"}, ".resources", "must be an object, not 'x'"),
+        ({"resources": {"limits": [1]}}, ".resources.limits", "must be an object"),
         ({"volumeMounts": ["c"]}, ".volumeMounts[0]", "must be an object, not 'c'"),
         ({"volumeMounts": "c"}, ".volumeMounts", "must be a list, not 'c'"),
         (
@@ -154,6 +156,7 @@ def test_a_container_is_checked(container: Manifest, field: str, says: str) -> N
         ({"containers": ["x"]}, ".containers", "must be one container, with the name 'fuse'"),
         ({"volumes": [{"name": "h", "hostPath": {"path": "/"}}]}, ".volumes[0].hostPath", "does not allow it"),
         ({"volumes": [{"name": "h"}]}, ".volumes[0]", "must have a name and one type"),
+        ({"volumes": [{"name": "mountpoint", "emptyDir": {}}]}, ".volumes[0].name", "choose another one"),
         ({"volumes": [{"name": "{{ mountpoint }}", "emptyDir": {}}]}, ".volumes[0].name", "written out"),
         ({"securityContext": {"runAsUser": 0}}, ".securityContext.runAsUser", "must not be 0"),
         ({"securityContext": {"sysctls": [{"name": "a"}]}}, ".securityContext.sysctls", "needs none"),
@@ -173,6 +176,12 @@ def test_a_sidecar_leaves_the_pod_to_its_author() -> None:
     manifest = template("Shared")
     pod_of(manifest)["serviceAccountName"] = "s3"
     parse(manifest)
+
+
+def test_labels_are_an_object() -> None:
+    manifest = template("Shared")
+    manifest["spec"]["volumeStaging"]["podTemplate"]["metadata"] = {"labels": "x"}
+    assert faults_of(manifest) == {"spec.volumeStaging.podTemplate.metadata.labels": "must be an object, not 'x'"}
 
 
 def test_all_faults_are_told_at_once() -> None:
