@@ -12,7 +12,6 @@ from tests.cluster.long import writers
 from tests.cluster.long.conftest import AWAY
 from tests.cluster.long.writers import Watched
 from tests.cluster.pods import applied
-from tests.e2e.conftest import wait_until
 
 if TYPE_CHECKING:
     from tests.cluster.long.conftest import Figure
@@ -37,8 +36,7 @@ def test_volumes_go_on_while_the_api_server_and_etcd_are_away(node: ClusterNode,
             (its_counts,) = [each for each in watched if each.name == crashing.name]
             # kubelet restarts a program without being told by anybody, and the driver mounts it again.
             node.run(["ctr", "--namespace", "k8s.io", "tasks", "kill", "--signal", "SIGKILL", program])
-            wait_until(lambda: its_counts.counts().failed)
-            failed_at_the_crash = _recovered(its_counts)
+            failed_at_the_crash = its_counts.recovers()
             while time.monotonic() < begun + AWAY:
                 for each in watched:
                     each.goes_on(seconds=10)
@@ -59,11 +57,3 @@ def test_volumes_go_on_while_the_api_server_and_etcd_are_away(node: ClusterNode,
     with applied(node, writers.example("sshfs")) as pod:
         pod.wait_until_ready()
         assert Watched(pod).goes_on().failed == 0
-
-
-def _recovered(watched: Watched) -> int:
-    """Wait until a volume works again after a crash; return how many turns have failed."""
-    failed = -1
-    while failed != (failed := watched.goes_on().failed):
-        time.sleep(1)
-    return failed

@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests.cluster import driver
+from tests.e2e.conftest import wait_until
 from tests.kubernetes.objects import the
 from tests.lab.pace import SLOWNESS
 
@@ -100,3 +101,11 @@ class Watched:
                 pass
             assert time.monotonic() < give_up, f"{self.name} does not go on: {self.errors()}"
             time.sleep(0.1)
+
+    def recovers(self) -> int:
+        """Wait until a turn has failed, and then until they don't any more; return how many have."""
+        wait_until(lambda: self.counts().failed)
+        failed = -1
+        while failed != (failed := self.goes_on().failed):
+            time.sleep(1)
+        return failed
