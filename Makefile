@@ -144,6 +144,10 @@ test-kernels: root venv static lab-packages machine-packages  ## the promises on
 	$(VENV)/bin/python -m tests.machines
 	$(VENV)/bin/python -m tests.machines.report
 
+.PHONY: release-commit
+release-commit: venv  ## VERSION=1.2.3: the version in all files that state it, as a commit and a tag
+	$(VENV)/bin/python -m release.version $(VERSION)
+
 SECONDS := 60
 .PHONY: fuzz
 fuzz: venv  ## fuzz each parser for SECONDS=60; `make test-all` does so, too, beside the tests

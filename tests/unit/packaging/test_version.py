@@ -9,27 +9,14 @@ from pathlib import Path
 import pytest
 
 from fusermount3_proxy import __version__
+from release.version import NUMBER, STATED
 
 ROOT = Path(__file__).parents[3]
-NUMBER = r"(\d+\.\d+\.\d+)"
-#: By file: the text around the version, and its number of occurrences. A new version changes these files.
-STATED = {
-    "debian/changelog": (rf"\Afusermount3-proxy \({NUMBER}\) ", 1),
-    "packaging/kubernetes/chart/Chart.yaml": (rf"^(?:version|appVersion): {NUMBER}$", 2),
-    "packaging/kubernetes/base/kustomization.yaml": (rf"- name: fusermount3-broker\n +newTag: {NUMBER}$", 1),
-    "packaging/kubernetes/device-plugin/kustomization.yaml": (rf"- name: fusermount3-broker\n +newTag: {NUMBER}$", 1),
-    "packaging/kubernetes/device-plugin-cdi/kustomization.yaml": (
-        rf"- name: fusermount3-broker\n +newTag: {NUMBER}$",
-        1,
-    ),
-    "packaging/kubernetes/metrics/kustomization.yaml": (rf"- name: fusermount3-broker\n +newTag: {NUMBER}$", 1),
-    "docs/containers.md": (rf"localhost/fusermount3-(?:proxy|broker):{NUMBER}\b", 3),
-    "docs/kubernetes.md": (rf"localhost/fusermount3-broker:{NUMBER}\b", 1),
-    "docs/troubleshooting.md": (rf"^fusermount3-proxy version: {NUMBER}$", 1),
-}
+#: By file: the text around the version, and its number of occurrences.
+ALL = {**STATED, "debian/changelog": (rf"\Afusermount3-proxy \({NUMBER}\) ", 1)}
 
 
-@pytest.mark.parametrize(("file", "pattern", "times"), [(file, *stated) for file, stated in STATED.items()])
+@pytest.mark.parametrize(("file", "pattern", "times"), [(file, *stated) for file, stated in ALL.items()])
 def test_the_same_version_is_in(file: str, pattern: str, times: int) -> None:
     assert re.findall(pattern, (ROOT / file).read_text(), re.MULTILINE) == [__version__] * times
 

@@ -1,0 +1,1 @@
+"""Makes a release, see CONTRIBUTING.md."""
