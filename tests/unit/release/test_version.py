@@ -13,6 +13,7 @@ from fusermount3_proxy import __version__
 from release.version import STATED, CannotRelease, git, prepare
 
 ROOT = Path(__file__).parents[3]
+UNRELEASED = "## [Unreleased]\n"
 
 
 @pytest.fixture
@@ -26,6 +27,8 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in (*STATED, "CHANGELOG.md", "debian/changelog", "tests/unit/packaging/test_version.py"):
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_bytes((ROOT / name).read_bytes())
+    changes = place / "CHANGELOG.md"
+    changes.write_text(changes.read_text().replace(UNRELEASED, f"{UNRELEASED}\n### Added\n\n- A text.\n", 1))
     git(place, "init", "--quiet")
     git(place, "add", "--all")
     date = {"GIT_COMMITTER_DATE": "2026-11-30T12:00:00Z", "GIT_AUTHOR_DATE": "2026-11-30T12:00:00Z"}
@@ -58,3 +61,17 @@ def test_changes_that_are_not_committed_are_refused(sources: Path) -> None:
     (sources / "new").touch()
     with pytest.raises(CannotRelease, match="commit these changes first"):
         prepare(sources, "9.0.0")
+
+
+def test_a_release_without_changes_is_refused(sources: Path) -> None:
+    prepare(sources, "9.0.0")
+    with pytest.raises(CannotRelease, match=r"CHANGELOG.md has nothing below ## \[Unreleased\]"):
+        prepare(sources, "9.0.1")
+
+
+def test_a_release_is_not_made_from_two_commits(sources: Path) -> None:
+    commit = prepare(sources, "9.0.0")
+    git(sources, "commit", "--quiet", "--allow-empty", "--message=More")
+    with pytest.raises(CannotRelease, match="to build that release again"):
+        prepare(sources, "9.0.0")
+    assert git(sources, "rev-list", "--max-count=1", "v9.0.0") == commit
