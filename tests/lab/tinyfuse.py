@@ -29,31 +29,19 @@ def serve(device: int, content: bytes = b"hello", hangs: bool = False, mode: int
     """
     signal.alarm(120)
     while True:
-        unique, opcode, node, arguments = _next_request(device)
-        if opcode in (_FORGET, _BATCH_FORGET, _INTERRUPT) or (hangs and opcode != _INIT):
-            continue
-        try:
-            body, error = _answer(opcode, node, arguments, content, mode), 0
-        except OSError as refused:
-            body, error = b"", refused.errno or errno.EIO
-        _reply(device, unique, body, error)
+        answer(device, content, hangs, mode)
 
 
-def initialize(device: int) -> None:
-    """Answer the kernel's first request, as a program does that is idle from then on. Raises OSError."""
-    unique, opcode, _, _ = _next_request(device)
-    assert opcode == _INIT, opcode
-    _reply(device, unique, _INIT_REPLY)
-
-
-def _next_request(device: int) -> tuple[int, int, int, bytes]:
-    """Return the next request's number, operation, node and arguments. Raises OSError."""
+def answer(device: int, content: bytes = b"hello", hangs: bool = False, mode: int = 0o644) -> None:
+    """Wait for one request and treat it as `serve` does. Raises OSError."""
     request = os.read(device, 1 << 17)
     _, opcode, unique, node, *_ = struct.unpack_from("=IIQQIII", request)
-    return unique, opcode, node, request[40:]
-
-
-def _reply(device: int, unique: int, body: bytes, error: int = 0) -> None:
+    if opcode in (_FORGET, _BATCH_FORGET, _INTERRUPT) or (hangs and opcode != _INIT):
+        return
+    try:
+        body, error = _answer(opcode, node, request[40:], content, mode), 0
+    except OSError as refused:
+        body, error = b"", refused.errno or errno.EIO
     os.write(device, struct.pack("=IiQ", 16 + len(body), -error, unique) + body)
 
 
