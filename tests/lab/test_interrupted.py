@@ -132,7 +132,7 @@ def test_a_second_signal_does_not_interrupt_the_teardown() -> None:
 
 
 def test_a_broker_whose_start_is_interrupted_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **_named: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
