@@ -21,6 +21,7 @@ from benchmarks.bounds import KIB, MIB, UNLIMITED, Report
 from benchmarks.results import percentile
 from benchmarks.sample import Sample, mount_and_unmount
 from fusermount3_broker.kernel import syscalls
+from fusermount3_broker.mounter.kept_descriptors import detached
 from tests.e2e.conftest import settle
 from tests.e2e.hostile import fuse_mounts, mount, unmount
 from tests.lab import tinyfuse
@@ -121,12 +122,7 @@ class Crowd:
 @contextmanager
 def keeping_fusectl() -> Iterator[None]:
     """Use fusectl while the block runs, as any host does that has it mounted."""
-    context = syscalls.fsopen(b"fusectl", syscalls.FSOPEN_CLOEXEC)
-    try:
-        syscalls.fsconfig(context, syscalls.FSCONFIG_CMD_CREATE, None, None, 0)
-        mount = syscalls.fsmount(context, syscalls.FSMOUNT_CLOEXEC, 0)
-    finally:
-        os.close(context)
+    mount = detached(b"fusectl")
     try:
         yield
     finally:

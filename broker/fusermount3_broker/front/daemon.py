@@ -38,6 +38,7 @@ from fusermount3_broker.front.volume_call import OldCall, VolumeCall
 from fusermount3_broker.kernel import error_texts, features, syscalls
 from fusermount3_broker.messages import supervisor as orders
 from fusermount3_broker.service import configuration_file, log, sandbox
+from fusermount3_broker.service.channel import HungUp
 from fusermount3_broker.service.configuration import Configuration, Loopback
 from fusermount3_broker.service.configuration_file import ConfigurationError
 from fusermount3_proxy import wire
@@ -57,7 +58,7 @@ def main(supervisor: socket.socket) -> None:
     except (OSError, TableUnreadable, ConfigurationError) as error:
         supervisor.send(orders.dump(orders.Failed(error_texts.of(error).encode())))
         return
-    except wire.ProtocolError:  # the supervisor has hung up before its orders: something else can't start
+    except HungUp:  # before all orders have come: something else can't start
         return
     asyncio.run(_run(front, supervisor, parent, sockets))
 
@@ -84,7 +85,7 @@ def _address(listener: socket.socket) -> str:
 
 
 def _begin(supervisor: socket.socket) -> tuple[Front, _Sockets]:
-    """Return the front and its sockets. Raises OSError, TableUnreadable, ConfigurationError."""
+    """Return the front and its sockets. Raises HungUp, OSError, ProtocolError, TableUnreadable, ConfigurationError."""
     begin, (mounter, own, plain, fusectl, proc, *listening) = _receive(supervisor)
     assert isinstance(begin, orders.Begin)
     state_directory = Path(os.fsdecode(begin.state_directory))
@@ -146,8 +147,10 @@ def _limit_connections(front: Front, descriptors: int) -> None:
 
 
 def _receive(supervisor: socket.socket) -> tuple[orders.Order, list[int]]:
-    """Return the next order, and the descriptors that came with it. Raises OSError, ProtocolError."""
+    """Return the next order, and the descriptors that came with it. Raises HungUp, OSError, ProtocolError."""
     data, descriptors, flags, _ = socket.recv_fds(supervisor, wire.MAX_MESSAGE, syscalls.SCM_MAX_FD)
+    if not data:  # no order is empty
+        raise HungUp
     wire.check_whole(flags)
     return orders.load(data), descriptors
 
@@ -233,7 +236,7 @@ def _obey(supervisor: socket.socket, front: Front, stop: asyncio.Event) -> None:
     """Carry out the supervisor's next order; set `stop` when it hangs up."""
     try:
         order, descriptors = _receive(supervisor)
-    except (OSError, wire.ProtocolError):  # at the end comes an empty record, which is no order
+    except (HungUp, OSError, wire.ProtocolError):
         asyncio.get_running_loop().remove_reader(supervisor)
         stop.set()
         return

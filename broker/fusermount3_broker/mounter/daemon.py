@@ -168,7 +168,7 @@ def _serve(
     """Run as a child: wait for an operation, report it to the parent over `line`, carry it out.
 
     The child may fork a child itself, in case the operation takes two processes (see `volume_helper`). It rehearses if
-    its operation may be a caller's: nobody waits for the broker's own, and a rehearsal costs more than most of them.
+    its operation may be a caller's: what is rehearsed is a mount, and the broker's own operations make none.
     """
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     child = None

@@ -206,14 +206,16 @@ def test_a_front_launched_in_advance_is_the_first_one(scene: Scene) -> None:
     assert scene.heard()[0] == (begin, 1, b"")
 
 
-def test_a_front_that_gets_no_orders_ends_without_a_word() -> None:
+@pytest.mark.parametrize("orders_sent", [[], [b"kind=Nonsense\0"]], ids=["none", "malformed"])
+def test_a_front_without_orders_ends_without_a_word_but_not_with_wrong_ones(orders_sent: list[bytes]) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
+    with ours, theirs:
+        for each in orders_sent:
+            ours.send(each)
         command = [sys.executable, "-m", "fusermount3_broker.front.daemon", f"{theirs.fileno()}"]
         front = subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE)
-    ours.close()
-    assert front.communicate(timeout=60)[1] == b""
-    assert front.returncode == 0
+    said = front.communicate(timeout=60)[1]
+    assert (front.returncode == 0, said == b"") == (not orders_sent, not orders_sent)
 
 
 def test_a_mounter_that_has_ended_is_replaced_and_the_conversation_goes_on(scene: Scene) -> None:
