@@ -26,6 +26,7 @@ from tests.machines.report import OUTPUT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from concurrent.futures import Future
 
     from tests.lab.machine import Machine
 
@@ -52,7 +53,12 @@ def main() -> int:
             parser.error(f"{name} needs Linux 6.7 or newer here")
         print(f"{name}: not run: its root filesystem can only be made on Linux 6.7 or newer")
         del chosen[name]
-    return int(run(chosen, arguments.at_once, _SMOKE_SECONDS if arguments.smoke else _SECONDS))
+    with ThreadPoolExecutor(arguments.at_once) as threads:
+        running = {
+            name: threads.submit(run_one, MACHINES[name], tests, smoke=arguments.smoke)
+            for name, tests in chosen.items()
+        }
+        return int(have_failed(running))
 
 
 def chosen_tests(machine: Machine, arguments: argparse.Namespace) -> list[str]:
@@ -62,35 +68,34 @@ def chosen_tests(machine: Machine, arguments: argparse.Namespace) -> list[str]:
     return arguments.select or selection(machine, smoke=arguments.smoke)
 
 
-def run(chosen: Mapping[str, list[str]], at_once: int, seconds: float) -> bool:
-    """Run each machine, for so many seconds at most, and print its results. Return whether anything failed."""
+def have_failed(running: Mapping[str, Future[float]]) -> bool:
+    """Print the results of each machine when it has run. Return whether anything failed."""
     failed = False
-    with ThreadPoolExecutor(at_once) as machines:
-        running = {name: machines.submit(run_one, MACHINES[name], tests, seconds) for name, tests in chosen.items()}
-        for name, result in running.items():
-            try:
-                took = result.result()
-            except (MachineFailed, CommandFailed) as error:  # the latter if its packages could not be built
-                print(error, file=sys.stderr, flush=True)
-                failed = True
-                continue
-            kernel, cases = report.kernel(name), report.cases(name)
-            bad = [f"{case.file}::{case.name}: {case.reason}" for case in cases if case.result == "failed"]
-            counts = f"{len(cases) - len(bad)} passed, {len(bad)} failed, {took:.0f} s"
-            print(f"{name}: Linux {kernel}: {counts}", *bad, sep="\n  ", flush=True)
-            failed = failed or bool(bad) or not cases
+    for name, result in running.items():
+        try:
+            took = result.result()
+        except (MachineFailed, CommandFailed) as error:  # the latter if its packages could not be built
+            print(error, file=sys.stderr, flush=True)
+            failed = True
+            continue
+        kernel, cases = report.kernel(name), report.cases(name)
+        bad = [f"{case.file}::{case.name}: {case.reason}" for case in cases if case.result == "failed"]
+        counts = f"{len(cases) - len(bad)} passed, {len(bad)} failed, {took:.0f} s"
+        print(f"{name}: Linux {kernel}: {counts}", *bad, sep="\n  ", flush=True)
+        failed = failed or bool(bad) or not cases
     return failed
 
 
-def run_one(machine: Machine, tests: list[str], seconds: float) -> float:
-    """Run a machine with these tests, for so many seconds at most, and keep its results. Return the seconds it took.
+def run_one(machine: Machine, tests: list[str], *, smoke: bool) -> float:
+    """Run a machine with these tests, and keep its results. Return the seconds it took. Raises MachineFailed.
 
-    Raises MachineFailed.
+    A smoke run has minutes, and does not record which sides of branches are executed.
     """
     began, commit = time.monotonic(), checkout.commit()
     with tempfile.TemporaryDirectory() as temporary:
-        payload.make(Path(temporary), machine, tests)
-        with results(machine, Path(temporary), OUTPUT / f"{machine.name}.log", seconds) as written:
+        payload.make(Path(temporary), machine, tests, lines=not smoke)
+        log, seconds = OUTPUT / f"{machine.name}.log", _SMOKE_SECONDS if smoke else _SECONDS
+        with results(machine, Path(temporary), log, seconds) as written:
             shutil.rmtree(OUTPUT / machine.name, ignore_errors=True)
             shutil.copytree(written, OUTPUT / machine.name)
             report.note(machine.name, tests, commit)

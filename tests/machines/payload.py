@@ -30,13 +30,11 @@ dpkg --install /payload/ours/fusermount3-broker_*.deb > /results/dpkg 2>&1 || ca
 export PYTHONPATH=/srv/main:/srv/main/broker
 export FUSERMOUNT3PROXY_CACHE=/srv/cache FUSERMOUNT3PROXY_TEST_SLOWNESS=5
 {programs}
-cp tests/machines/lines.py /usr/lib/python3/dist-packages/recorded_lines.py
-python3 -c 'from tests.machines import branches; branches.create("/run/lines")'
-echo 'import recorded_lines; recorded_lines.record("/run/lines")' > /usr/lib/python3/dist-packages/recorded_lines.pth
+{lines}
 {podman}
 python3 -m pytest -p no:cacheprovider -p tests.machines.at_once --color=no --verbose \
     --junitxml=/results/junit.xml {selection} {others}
-cp --recursive /run/lines /results
+[ ! -d /run/lines ] || cp --recursive /run/lines /results
 journalctl --no-pager --output=short-monotonic > /results/journal
 """
 #: Where the programs are that another machine has compiled.
@@ -46,6 +44,12 @@ _LABELLED = """\
 cp --recursive /payload/programs /srv/programs
 chcon --recursive --type container_ro_file_t /srv/programs
 export FUSERMOUNT3PROXY_TEST_PROGRAMS=/srv/programs
+"""
+#: Records which sides of branches are executed. Each call of a function in Python takes a multiple of its time then.
+_LINES = """\
+cp tests/machines/lines.py /usr/lib/python3/dist-packages/recorded_lines.py
+python3 -c 'from tests.machines import branches; branches.create("/run/lines")'
+echo 'import recorded_lines; recorded_lines.record("/run/lines")' > /usr/lib/python3/dist-packages/recorded_lines.pth
 """
 #: Podman's containers have the seccomp profile that docs/troubleshooting.md recommends where AppArmor confines them.
 _PODMAN = """\
@@ -64,8 +68,8 @@ _NOT_HERE = (
 )
 
 
-def make(directory: Path, machine: Machine, selection: Sequence[str]) -> None:
-    """Fill the directory for this machine. `selection` are arguments of pytest.
+def make(directory: Path, machine: Machine, selection: Sequence[str], *, lines: bool) -> None:
+    """Fill the directory for this machine. `selection` are arguments of pytest; with `lines`, it records branches.
 
     A machine with another architecture than this one compiles the programs itself.
     """
@@ -84,6 +88,7 @@ def make(directory: Path, machine: Machine, selection: Sequence[str]) -> None:
     fields = {
         "podman": _PODMAN.format(command=command) if set(PODMAN) <= set(machine.packages) else "",
         "programs": "" if machine.is_foreign else _LABELLED if machine.has_selinux else _PROGRAMS,
+        "lines": _LINES if lines else "",
         "selection": " ".join(f"'{each}'" for each in selection),
         "others": " ".join(f"--deselect={each}" for each in _NOT_HERE),
     }

@@ -88,6 +88,8 @@ def merge(kept: Kept) -> None:
             if set(PROMISES[promise]) <= ran:
                 kept.promises.setdefault(promise, {})[name] = _shown(found, promise, commit, kernel(name))
         is_whole = set(selection(machine, smoke=False)) <= ran
+        if not (OUTPUT / name / "lines").exists():  # a smoke run records none
+            continue
         marks = lines.recorded(OUTPUT / name / "lines")
         for branch in branches.BRANCHES:
             sides = Sides(*branch.sides(marks[branch.key]))

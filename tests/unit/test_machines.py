@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import pytest
 
 from tests.machines import branches, kept_results, report
 from tests.machines.kept_results import Kept, Shown, Sides
-from tests.machines.promises import INSTALLED, LACKING, MACHINES, NEW, PROMISES, selection, selectors_of, shown
+from tests.machines.promises import INSTALLED, LACKING, MACHINES, NEW, PROMISES, TOO_OLD, selection, selectors_of, shown
 from tests.machines.report import Case
 
 if TYPE_CHECKING:
@@ -96,6 +97,16 @@ def test_a_side_of_a_branch_stays_executed_until_a_whole_run_executes_it_no_more
     results_of(output, "sid", selection(MACHINES["sid"], smoke=False))
     report.merge(kept)
     assert kept.branches[name]["sid"] == Sides(with_it=False, without_it=False)
+
+
+def test_a_smoke_run_shows_its_promises_and_leaves_what_is_kept_of_the_branches(output: Path) -> None:
+    name = branches.BRANCHES[0].name
+    kept = Kept(branches={name: {"bullseye": Sides(with_it=False, without_it=True)}})
+    results_of(output, "bullseye", selection(MACHINES["bullseye"], smoke=True))
+    shutil.rmtree(output / "bullseye/lines")
+    report.merge(kept)
+    assert kept.promises[TOO_OLD]["bullseye"].passed == 1
+    assert kept.branches == {name: {"bullseye": Sides(with_it=False, without_it=True)}}
 
 
 def test_what_is_kept_is_stored_and_loaded(tmp_path: Path) -> None:
