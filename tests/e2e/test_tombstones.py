@@ -37,6 +37,8 @@ from tests.lab.kernel import kernel_has, needs_kernel
 from tests.lab.podman import mountinfo
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.e2e.owned_front import Conversation, OwnedFront
 
 pytestmark = pytest.mark.e2e
@@ -400,6 +402,50 @@ def test_a_mount_that_finds_another_in_its_place_looks_again(tmp_path: Path, mon
         *_, first, _ = volume.mounts()
         assert attached == volume_targets.Attached(tombstone=int(first.device.partition(":")[2]))
         assert volume.types() == [*STACK, TYPE]
+
+    with_volume(tmp_path, body)
+
+
+@contextlib.contextmanager
+def a_target_that_loses_its_dead_mount(
+    directory: Path, front: OwnedFront, volume: Volume, place: tuple[object, str]
+) -> Iterator[volume_targets.Target]:
+    """Provide a target; during its first look, when this function is called, a tombstone comes."""
+    device = bereaved(front, volume)
+    look = getattr(*place)
+
+    def lose_and_look(mount_id: int) -> object:
+        if volume.types()[-1] != TYPE:
+            assert tombstone_for(front, volume, device)
+        return look(mount_id)
+
+    os.chdir("/proc")
+    opened = Descriptors(os.open(directory / "kubelet", os.O_PATH))
+    with volume_targets.Target(opened, volume.relative(volume.target)) as target, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(*place, lose_and_look)
+        yield target
+
+
+@pytest.mark.parametrize("place", [(mount_tree, "chain"), (mount_tree, "fuse_if_any")])
+def test_a_dead_mount_that_is_detached_during_the_look_keeps_no_other_out(
+    tmp_path: Path, place: tuple[object, str]
+) -> None:
+    """Detached, it is no mount of the volume, and none of FUSE: what a living one of something else would be."""
+
+    def body(front: OwnedFront, volume: Volume) -> None:
+        copy = tombstone.create(Descriptors(os.open(tmp_path / "kubelet", os.O_PATH)))
+        with a_target_that_loses_its_dead_mount(tmp_path, front, volume, place) as target:
+            target.attach(copy, PATIENCE)
+        assert volume.types() == [*STACK, TYPE]
+
+    with_volume(tmp_path, body)
+
+
+def test_a_volume_whose_dead_mount_is_detached_during_the_look_is_still_published(tmp_path: Path) -> None:
+    def body(front: OwnedFront, volume: Volume) -> None:
+        losing = a_target_that_loses_its_dead_mount(tmp_path, front, volume, (mount_tree, "chain"))
+        with losing as target, target.seen() as (_, layers):
+            assert [each.type.decode() for each in reversed(layers)] == STACK
 
     with_volume(tmp_path, body)
 

@@ -235,8 +235,8 @@ class _Connections:
         """Open them. Raises OSError."""
         self._held = ExitStack()
         self._connections: list[fuse_connections.Connection] = []
-        with suppress(FileNotFoundError, FileExistsError), target.topmost() as entry:
-            for mount in target.layers(entry):
+        with suppress(FileNotFoundError, FileExistsError), target.seen() as (_, layers):
+            for mount in layers:
                 with suppress(FileNotFoundError):
                     connection = self._held.enter_context(fuse_connections.Connection(opened.fusectl, mount.device))
                     self._connections.append(connection)
@@ -307,8 +307,7 @@ def stat_volume(opened: Descriptors, talk: Conversation, start: mounter.StartSta
     with talk.bounded("ask"), ExitStack() as held:
         try:
             target = held.enter_context(Target(opened, start.target))
-            entry = held.enter_context(target.topmost())
-            layers = target.layers(entry)
+            entry, layers = held.enter_context(target.seen())
         except (FileNotFoundError, NotADirectoryError, FileExistsError):
             layers = []
         if not layers:

@@ -27,7 +27,7 @@ _BENEATH = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_SYMLINKS | syscalls.RE
 SOURCE, TOMBSTONE = b"fusermount3-broker", b"tombstone"
 _MOVE = syscalls.MOVE_MOUNT_F_EMPTY_PATH | syscalls.MOVE_MOUNT_T_EMPTY_PATH
 _CLONE = syscalls.OPEN_TREE_CLONE | syscalls.OPEN_TREE_CLOEXEC | syscalls.AT_EMPTY_PATH
-#: How often `Target.attach` looks for room before it gives up: each time, something else was attached meanwhile.
+#: How often a look without a lock is taken at most: each time, something else was attached or detached meanwhile.
 _LOOKS = 3
 #: In the file of locks, bytes from this offset on stand for directories, by inode; those before it stand for mounts.
 _LOCKS_OF_DIRECTORIES = 1 << 62
@@ -103,6 +103,23 @@ class Target:
                 return layers
         return []
 
+    @contextmanager
+    def seen(self) -> Iterator[tuple[int, list[Mount]]]:
+        """Provide `topmost` and its `layers`, without a lock. Raises OSError.
+
+        If another mount takes the place of the topmost one meanwhile, that is no layer, and this looks again.
+        """
+        for again in reversed(range(_LOOKS)):
+            with self.topmost() as top:
+                layers = self.layers(top)
+                if layers or not again or self._is_topmost(top):
+                    yield top, layers
+                    return
+
+    def _is_topmost(self, entry: int) -> bool:
+        with self.topmost() as top:
+            return mount_tree.look(top) == mount_tree.look(entry)
+
     def make(self) -> None:
         """Make the directory and mount the placeholder, unless they already exist. Raises OSError.
 
@@ -131,11 +148,13 @@ class Target:
         Raises OSError: ENOENT if there is no placeholder, EBUSY if a FUSE program serves the filesystem there.
         """
         for _ in range(_LOOKS):
-            looked, layers = self._look_for_room()
+            looked, layers, refusal = self._look_for_room()
             with ExitStack() as held, self.alone(seconds):
                 top = held.enter_context(self.topmost())  # closed after the lock is released: it may end a filesystem
                 if mount_tree.look(top) != looked:
-                    continue  # perhaps a tombstone came meanwhile
+                    continue  # perhaps a tombstone came meanwhile, and what was seen of the dead mount is not so
+                if refusal:
+                    raise refusal
                 tombstone = tombstone_of(layers)
                 below = tombstone.device if tombstone else None
                 if is_placeholder(layers[0]) or layers[0] is tombstone:
@@ -175,19 +194,21 @@ class Target:
                     attach(top, tombstone)
         return True
 
-    def _look_for_room(self) -> tuple[mount_tree.Looked, list[Mount]]:
-        """Return the topmost mount, which is the placeholder, the tombstone, or a dead one, and all layers.
+    def _look_for_room(self) -> tuple[mount_tree.Looked, list[Mount], OSError | None]:
+        """Return the topmost mount, all layers, and why nothing may be attached; None if the topmost mount is the
+        placeholder, the tombstone, or a dead one. Raises OSError.
 
-        Raises OSError as `attach`. Holds no lock: a FUSE program that hangs delays this process, but must not delay one
-        that unpublishes the volume.
+        Holds no lock: a FUSE program that hangs delays this process, but must not delay one that unpublishes the
+        volume. So a mount that is detached meanwhile seems not to be one of the volume's, or not one of FUSE.
         """
         with self.topmost() as top:
-            layers = self.layers(top)
+            looked, layers = mount_tree.look(top), self.layers(top)
+            refusal: OSError | None = None
             if not layers:
-                raise FileNotFoundError(errno.ENOENT, "the volume is not published")
-            if not is_placeholder(layers[0]) and not self._is_dead(top, layers):
-                raise OSError(errno.EBUSY, "a FUSE program serves the volume")
-            return mount_tree.look(top), layers
+                refusal = FileNotFoundError(errno.ENOENT, "the volume is not published")
+            elif not is_placeholder(layers[0]) and not self._is_dead(top, layers):
+                refusal = OSError(errno.EBUSY, "a FUSE program serves the volume")
+            return looked, layers, refusal
 
     def withdraw(self, mount: int, replaced: int | None, seconds: int) -> None:
         """Detach a mount that was attached here; the mount that it `replaced` takes its place again. Raises OSError."""
