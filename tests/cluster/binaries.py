@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from tests.callers.build import compile_in, compilers, copy_out, downloading, recipe_of
+from tests.callers.build import GO_BUILD, compile_in, compilers, copy_out, downloading, recipe_of
 from tests.lab.cache import Cache, recipe_hash
 from tests.lab.images import DebianRecipe
 from tests.lab.programs import SOURCES
@@ -54,8 +54,7 @@ def kubernetes() -> Path:
     stamps = {"gitVersion": f"v{version()}", "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
     flags = ["-s", "-w", *(f"-X k8s.io/component-base/version.{name}={value}" for name, value in stamps.items())]
     packages = [*(f"k8s.io/kubernetes/cmd/{name}" for name in COMMANDS), *(f"./{name}" for name in SIDECARS)]
-    # Two at a time: the linker alone needs a gigabyte.
-    build = f"CGO_ENABLED=0 go build -p 2 -trimpath -ldflags '{' '.join(flags)}' -o /out/ {' '.join(packages)}"
+    build = f"{GO_BUILD} -ldflags='{' '.join(flags)}' -o /out/ {' '.join(packages)}"
 
     def make(directory: Path) -> None:
         with compilers(SOURCE) as container:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.callers import s3
-from tests.callers.build import compilers, copy_out, downloading, image_tag, recipe_of, rust_programs
+from tests.callers.build import GO_BUILD, compilers, copy_out, downloading, image_tag, recipe_of, rust_programs
 from tests.cluster import configuration, images
 from tests.lab import programs
 from tests.lab.cache import Cache, recipe_hash
@@ -43,14 +43,14 @@ TIMEOUT = 1800
 """Seconds that a build may take: minutes on two processors that have nothing else to do."""
 
 # What goofys is built with by its author, a fork of this library, can't be had, and differs in the name of a field.
-_GOOFYS = """
+_GOOFYS = f"""
 cd /build && sed -i 's/fuseops\\.OpMetadata/fuseops.OpContext/; s/\\<op\\.Metadata\\>/op.OpContext/' \
     vendor/github.com/kahing/goofys/internal/*.go
-go build -p 2 -mod=vendor -trimpath -o /out/ github.com/kahing/goofys
+{GO_BUILD} -ldflags='-s -w' -mod=vendor -o /out/ github.com/kahing/goofys
 """
-_GCSFUSE = """
+_GCSFUSE = f"""
 cd /build
-go build -p 2 -mod=vendor -trimpath -o /out/ github.com/googlecloudplatform/gcsfuse/v3 \
+{GO_BUILD} -ldflags='-s -w' -mod=vendor -o /out/ github.com/googlecloudplatform/gcsfuse/v3 \
     github.com/fsouza/fake-gcs-server
 """
 MODULES = {"goofys": _GOOFYS, "gcsfuse": _GCSFUSE}
@@ -68,7 +68,7 @@ def built(name: str) -> Path:
     """Return the directory with the static executables of tests/programs/buckets/NAME. Raises build.NotReachable."""
     source = SOURCE / name
     # Debian's compiler downloads the newer one that go.mod may name, also through the module proxy.
-    settings = "set -eu; export GOTOOLCHAIN=auto CGO_ENABLED=0; "
+    settings = "set -eu; export GOTOOLCHAIN=auto; "
 
     def build(directory: Path) -> None:
         with compilers(source) as container:

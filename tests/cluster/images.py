@@ -8,7 +8,6 @@ from __future__ import annotations
 import platform
 import shutil
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +18,7 @@ from fusermount3_proxy import __version__
 from tests.cluster import binaries, configuration
 from tests.e2e.documented import containerfiles
 from tests.kubernetes.objects import BASE, KUSTOMIZATION
-from tests.lab import debian
+from tests.lab import checkout, debian
 from tests.lab.broker import PROXY
 from tests.lab.cache import Cache, recipe_hash
 from tests.lab.commands import run
@@ -61,29 +60,16 @@ _PACKAGED = (
     "setup.cfg",
     "pyproject.toml",
 )
-_ENTRY = "driver-images"
-_DAYS = 3
-"""How long the cache keeps the images of a working tree that has changed since."""
 
 
 def driver_images() -> Path:
     """Return the directory with the archives that `make images` makes of this working tree."""
-    listed = run(
-        ["git", "-C", SOURCES, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *_PACKAGED]
-    )
-    paths = sorted({SOURCES / name for name in listed.stdout.split("\0") if name})
-    parts = [part for path in paths if path.is_file() for part in (str(path.relative_to(SOURCES)), path.read_bytes())]
+    recipe = recipe_hash(debian.builder(RELEASE).key(), *checkout.contents(*_PACKAGED))
 
     def build(directory: Path) -> None:
-        with tempfile.TemporaryDirectory() as packages:
-            debian.build(RELEASE, Path(packages))
-            run([SOURCES / "packaging/container/build", packages, directory], timeout=600)
+        run([SOURCES / "packaging/container/build", debian.built(RELEASE), directory], timeout=600)
 
-    found = Cache().entry(_ENTRY, recipe_hash(debian.builder(RELEASE).key(), *parts), build)
-    for other in found.parent.glob(f"{_ENTRY}-*"):
-        if other != found and time.time() - other.stat().st_mtime > _DAYS * 86400:
-            shutil.rmtree(other)
-    return found
+    return Cache().entry_of_checkout("driver-images", recipe, build)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from tests.callers.build import compile_in, compilers, copy_out, downloading, recipe_of
+from tests.callers.build import GO_BUILD, compile_in, compilers, copy_out, downloading, recipe_of
 from tests.lab import debian
 from tests.lab.cache import Cache, recipe_hash
 from tests.lab.commands import run
@@ -30,8 +30,7 @@ def program(name: str) -> Path:
         with compilers(source) as container:
             with downloading(f"Go modules of {name}"):
                 compile_in(container, "cd /source && go mod download")
-            # Two at a time: the linker alone needs a gigabyte.
-            script = f"cd /source && mkdir /out && CGO_ENABLED=0 go build -p 2 -trimpath -o /out/ {PACKAGES[name]}"
+            script = f"cd /source && mkdir /out && {GO_BUILD} -ldflags='-s -w' -o /out/ {PACKAGES[name]}"
             container.exec(["sh", "-c", script], timeout=TIMEOUT)
             copy_out(container, "/out", directory)
 

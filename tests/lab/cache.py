@@ -27,6 +27,9 @@ MANIFEST = "SHA256SUMS"
 ATTEMPTS, PAUSE = 3, 10.0
 """How often a build whose download fails is tried, and the seconds in between."""
 
+DAYS = 3
+"""How long an entry that was made of a checkout stays when another one has been made."""
+
 
 class DownloadFailed(RuntimeError):
     """A build could not download something. A moment later it may be able to."""
@@ -68,6 +71,14 @@ class Cache:
             if not is_whole(path):
                 self._build(path, build)
         self._verified.add(path)
+        return path
+
+    def entry_of_checkout(self, name: str, recipe: str, build: Callable[[Path], None]) -> Path:
+        """Return `entry`, and remove others of this name that are days old: each change of a checkout makes one."""
+        path = self.entry(name, recipe, build)
+        for other in self.root.glob(f"{name}-*"):
+            if other != path and time.time() - other.stat().st_mtime > DAYS * 86400:
+                shutil.rmtree(other)
         return path
 
     @contextlib.contextmanager

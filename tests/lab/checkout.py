@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from tests.lab.cache import Cache
-from tests.lab.commands import run
+from tests.lab.commands import Argument, run
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,6 +17,27 @@ def commit() -> str:
         ["git", "describe", "--always", "--exclude=*", "--dirty=+"], cwd=ROOT, capture_output=True, text=True
     )
     return described.stdout.strip() or "not a git checkout"
+
+
+def contents(*paths: str) -> list[str | bytes]:
+    """Return the names of the files below these paths, or of all, as git finds them, each followed by its content.
+
+    For the recipe of what is made of them (`tests.lab.cache`). A path is one of git(1), such as ``:!docs``.
+    """
+    command: list[Argument] = [
+        "git",
+        "-C",
+        ROOT,
+        "ls-files",
+        "-z",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+        "--",
+        *paths,
+    ]
+    names = sorted({name for name in run(command).stdout.split("\0") if (ROOT / name).is_file()} - {""})
+    return [part for name in names for part in (name, (ROOT / name).read_bytes())]
 
 
 def make_static(architecture: str) -> Path:

@@ -13,6 +13,7 @@ from email.parser import HeaderParser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.lab import checkout
 from tests.lab.cache import Cache, recipe_hash
 from tests.lab.commands import Argument, run
 from tests.lab.images import DebianRecipe, debian_sources, image_tag, rootfs
@@ -64,6 +65,30 @@ def build(suite: str, output: Path, *, parent: str = "/build", umask: str = "022
         shutil.rmtree(place / name)
         shutil.copytree(place, output, dirs_exist_ok=True)
     write_index(output)
+
+
+def built(suite: str) -> Path:
+    """Return the directory with the packages of this checkout, which are built once until a file changes."""
+    recipe = recipe_hash(builder(suite).key(), *checkout.contents())
+    return Cache().entry_of_checkout(f"debian-packages-{suite}", recipe, lambda directory: build(suite, directory))
+
+
+def newer(suite: str) -> Path:
+    """Return a directory with the same binary packages in a newer version."""
+    packages = built(suite)
+
+    def pack(directory: Path) -> None:
+        for name, deb in debs(packages).items():
+            tree = directory / name
+            run(["dpkg-deb", "--raw-extract", deb, tree])
+            control = tree / "DEBIAN/control"
+            version = run(["dpkg-deb", "--field", deb, "Version"]).stdout.strip()
+            control.write_text(control.read_text().replace(f"Version: {version}\n", f"Version: {version}+newer\n"))
+            run(["dpkg-deb", "--root-owner-group", "--build", tree, directory])
+            shutil.rmtree(tree)
+        write_index(directory)
+
+    return Cache().entry_of_checkout(f"debian-newer-{suite}", packages.name.rpartition("-")[2], pack)
 
 
 def archive(suite: str, packages: Path, *others: Sequence[str], cache: Cache | None = None) -> Path:

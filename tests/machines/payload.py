@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -79,9 +80,8 @@ def make(directory: Path, machine: Machine, selection: Sequence[str], *, lines: 
     if not machine.is_foreign:
         (directory / "programs").mkdir()
         programs.export(directory / "programs")
-    (directory / "ours").mkdir()
     (command,) = block("troubleshooting.md", "jq ").commands
-    debian.build(machine.suite, directory / "ours")
+    shutil.copytree(debian.built(machine.suite), directory / "ours")
     _build_programs(machine, directory / "main")
     if machine.is_foreign:
         _exchange_programs(directory / "ours", directory / "main", machine.architecture)

@@ -24,27 +24,15 @@ def suite(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def packages(suite: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def packages(suite: str) -> Path:
     """The directory with the release's packages, as `dpkg-buildpackage` has left it."""
-    directory = tmp_path_factory.mktemp(suite)
-    debian.build(suite, directory)
-    return directory
+    return debian.built(suite)
 
 
 @pytest.fixture(scope="session")
-def newer(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same packages with a newer version."""
-    directory = tmp_path_factory.mktemp("newer")
-    for name, deb in debian.debs(packages).items():
-        tree = directory / name
-        run(["dpkg-deb", "--raw-extract", deb, tree])
-        control = tree / "DEBIAN/control"
-        version = run(["dpkg-deb", "--field", deb, "Version"]).stdout.strip()
-        control.write_text(control.read_text().replace(f"Version: {version}\n", f"Version: {version}+newer\n"))
-        run(["dpkg-deb", "--root-owner-group", "--build", tree, directory])
-        run(["rm", "--recursive", tree])
-    debian.write_index(directory)
-    return directory
+def newer(suite: str) -> Path:
+    """The directory with the same packages in a newer version."""
+    return debian.newer(suite)
 
 
 @pytest.fixture(scope="session")
