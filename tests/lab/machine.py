@@ -183,10 +183,13 @@ def _label(root: Path) -> None:
 
 
 @contextlib.contextmanager
-def results(machine: Machine, payload: Path, log: Path, seconds: float) -> Iterator[Path]:
+def results(
+    machine: Machine, payload: Path, log: Path, seconds: float, *, without: Sequence[str] = ()
+) -> Iterator[Path]:
     """Run a machine with this payload; yield the directory with its results. Raises MachineFailed.
 
-    `log` receives what it prints. It must have powered off after so many seconds.
+    `log` receives what it prints. It must have powered off after so many seconds. `without` are units that it does not
+    start.
     """
     disk = machine.disk()
     with tempfile.TemporaryDirectory() as temporary:
@@ -197,10 +200,11 @@ def results(machine: Machine, payload: Path, log: Path, seconds: float) -> Itera
         run(["truncate", f"--size={size + size // 4 + 32}M", given])
         run(["mke2fs", "-q", "-t", "ext4", "-m", "0", "-O", "^has_journal", "-d", payload, given], timeout=600)
         run(["truncate", f"--size={_RESULTS}", written])
+        command_line = " ".join([machine.command_line, *(f"systemd.mask={unit}" for unit in without)])
         emulator: list[Argument] = [
             *(*machine.emulator.command, "-accel", "tcg", "-smp", "1", "-m", "4G"),
             *("-nographic", "-no-reboot", "-nodefaults", "-serial", "stdio", "-nic", "none"),
-            *("-kernel", disk / "kernel", "-initrd", disk / "initrd", "-append", machine.command_line),
+            *("-kernel", disk / "kernel", "-initrd", disk / "initrd", "-append", command_line),
             *_drive("root", root, "qcow2"),
             *_drive("payload", given, "raw", "readonly=on"),
             *_drive("results", written, "raw"),
