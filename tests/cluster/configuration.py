@@ -123,6 +123,7 @@ def _kubelet(cgroup_root: str) -> dict[str, Any]:
         "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
+        "volumeStatsAggPeriod": "5s",  # or it takes minutes until a pod that uses too much is evicted
     }
 
 

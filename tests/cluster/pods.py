@@ -62,10 +62,14 @@ class Pod:
             assert time.monotonic() < give_up, self.description()
             time.sleep(0.2)
 
-    def kill(self, container: str) -> None:
-        """Kill the first process of a container, as the kernel does when its memory is used up."""
-        identity = self.status(container)["containerID"].partition("://")[2]
-        self.node.run(["ctr", "--namespace", "k8s.io", "tasks", "kill", "--signal", "SIGKILL", identity])
+    def identity(self, container: str) -> str:
+        """Return the name that the container has in the node's containerd."""
+        return str(self.status(container)["containerID"]).partition("://")[2]
+
+    def kill(self, container: str, signal: str = "SIGKILL") -> None:
+        """Send the first process of a container a signal, as the kernel does when its memory is used up."""
+        identity = self.identity(container)
+        self.node.run(["ctr", "--namespace", "k8s.io", "tasks", "kill", "--signal", signal, identity])
 
 
 @contextlib.contextmanager
