@@ -2,7 +2,7 @@
 
 Administrators write this driver's volumes into manifests; csi-sanity wants to create them. So it gets an endpoint that
 implements a controller itself, advertises it, and forwards all other calls to the node plugin, byte for byte, in both
-directions.
+directions. Only the paths of volumes are others, if the plugin allows no volume where csi-sanity wants one.
 """
 
 from __future__ import annotations
@@ -20,11 +20,29 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
 
-class Controller:
-    """A server on the socket `path`, in front of the plugin on `plugin`; `official` describes all of CSI."""
+_PATHS = {
+    "/csi.v1.Node/NodePublishVolume": ("NodePublishVolumeRequest", "target_path"),
+    "/csi.v1.Node/NodeUnpublishVolume": ("NodeUnpublishVolumeRequest", "target_path"),
+    "/csi.v1.Node/NodeGetVolumeStats": ("NodeGetVolumeStatsRequest", "volume_path"),
+}
+"""The methods with the path of a volume: the message and the field that has it."""
 
-    def __init__(self, path: Path, plugin: Path, official: list[FileDescriptorProto]) -> None:
+
+class Controller:
+    """A server on the socket `path`, in front of the plugin on `plugin`; `official` describes all of CSI.
+
+    `placed` returns the path at which the plugin is to have a volume, given the one in a request.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        plugin: Path,
+        official: list[FileDescriptorProto],
+        placed: Callable[[str], str] | None = None,
+    ) -> None:
         self._messages = _messages(official)
+        self._placed = placed
         self._plugin = grpc.insecure_channel(f"unix://{plugin}")
         self._server = grpc.server(ThreadPoolExecutor(8))
         self._server.add_generic_rpc_handlers((_Handlers(self._behaviour),))
@@ -57,6 +75,11 @@ class Controller:
         return hand_on
 
     def _ask_plugin(self, method: str, request: bytes) -> bytes:
+        if self._placed and method in _PATHS:
+            name, field = _PATHS[method]
+            message = self._messages(name).FromString(request)
+            setattr(message, field, self._placed(getattr(message, field)))
+            request = message.SerializeToString()
         call: Any = self._plugin.unary_unary(method)
         response: bytes = call(request, timeout=60)
         return response

@@ -2,16 +2,16 @@
 
 Its tests of node plugins need volumes, which only a controller creates; so a `Controller` stands in front of the
 plugin. Its tests of controllers are excluded, because the controller is not part of this project. It skips tests of
-capabilities that the plugin doesn't claim: `NOT_CLAIMED`. No other test is left out.
+capabilities that the plugin doesn't claim: `sanity.NOT_CLAIMED`. No other test is left out.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-from xml.etree import ElementTree
 
 import pytest
 
+from tests.csi import sanity
 from tests.csi.controller import Controller
 from tests.csi.protos import described_with_imports
 from tests.lab.broker import Broker
@@ -25,14 +25,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.e2e
 
 POD = "0d4f6a2e-7b7a-4b54-9f5e-3f9fd3a1a111"
-
-NOT_CLAIMED = {
-    "NodeStageVolume": "what a volume needs on a node is made for each pod that has it: there is nothing to stage",
-    "NodeUnstageVolume": "as above",
-    "NodeExpandVolume": "how large a volume is, is a matter of the FUSE program's",
-    "NodeGetStorageHealth": "there is no storage behind the volumes that the broker would know",
-}
-"""Groups of tests, by the method, and why the plugin doesn't have it."""
 
 
 @pytest.fixture
@@ -66,28 +58,7 @@ def test_csi_sanity_finds_nothing_wrong(
     parameters.write_text(f"csi.storage.k8s.io/pod.uid: {POD}\n")
     report = tmp_path / "report.xml"
     with Controller(tmp_path / "all.sock", plugin, described_with_imports(proto.parent, proto.name)):
-        said = run(
-            [
-                csi_sanity,
-                f"--csi.endpoint=unix://{tmp_path}/all.sock",
-                f"--csi.mountdir={kubelet_directory}/sanity",
-                f"--csi.stagingdir={tmp_path}/staging",
-                f"--csi.testvolumeparameters={parameters}",
-                "--ginkgo.focus=Node Service|Identity Service",
-                "--ginkgo.no-color",
-                f"--ginkgo.junit-report={report}",
-            ],
-            timeout=300,
-        )
-    results = {
-        case.attrib["name"].removeprefix("[It] "): case.attrib["status"]
-        for case in ElementTree.parse(report).iter("testcase")
-        if case.attrib["name"].startswith(("[It] Node Service", "[It] Identity Service"))
-    }
-    skipped = {name for name, status in results.items() if status == "skipped"}
-    not_claimed = {name for name in results if name.split()[2] in NOT_CLAIMED}
-    assert skipped == not_claimed, said.stdout
-    assert {name.split()[2] for name in skipped} == NOT_CLAIMED.keys()
-    assert {status for name, status in results.items() if name not in skipped} == {"passed"}
-    for expected in ("should work", "should be idempotent", "NodeUnpublishVolume should remove target path"):
-        assert f"Node Service {expected}" in results
+        mounts, staging = kubelet_directory / "sanity", tmp_path / "staging"
+        arguments = sanity.arguments(tmp_path / "all.sock", mounts, staging, parameters, report)
+        said = run([csi_sanity, *arguments], timeout=300).stdout
+    sanity.passed(report, said)
