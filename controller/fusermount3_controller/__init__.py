@@ -6,6 +6,7 @@ libraries are the extra `[controller]` of the package, so no node installs them.
 Read `volume_templates` first: what an administrator writes; then `pod_rules` (what the pod of a template may be) and
 `expressions` (Jinja in its strings). `served_volumes` finds the volumes of a pod that name a template, `rendering`
 makes of it a container or a pod, and `injection` puts the container into the user's pod, as `pod_annotations` says.
-`offline` does that with objects in files, which `manifests` reads and writes. `faults` says what is wrong with a
-manifest, by field. All of these are pure; `cli` has the commands, of which so far none calls a cluster.
+`offline` does that with objects in files, which `manifests` reads and writes; `admission` with a pod that the API
+server is about to create. `faults` says what is wrong with a manifest, by field. All of these are pure; `cli` has the
+commands.
 """

@@ -6,6 +6,7 @@ or an attribute of the driver.
 """
 
 from collections.abc import Iterator, Mapping
+from enum import StrEnum
 from typing import Any, NamedTuple
 
 from fusermount3_controller import volume_templates
@@ -17,12 +18,33 @@ Manifest = Mapping[str, Any]
 
 
 class Known(NamedTuple):
-    """The objects by which volumes are resolved; claims by namespace and name, all others by name."""
+    """The objects by which volumes are resolved; claims by namespace and name, all others by name.
+
+    `unusable` says of templates that can't be used, why not.
+    """
 
     templates: Mapping[str, VolumeTemplate] = {}
     claims: Mapping[tuple[str, str], Manifest] = {}
     volumes: Mapping[str, Manifest] = {}
     classes: Mapping[str, Manifest] = {}
+    unusable: Mapping[str, str] = {}
+
+
+class Kind(StrEnum):
+    """The kinds of `Known`."""
+
+    TEMPLATE = volume_templates.KIND
+    CLAIM = "PersistentVolumeClaim"
+    VOLUME = "PersistentVolume"
+    CLASS = "StorageClass"
+
+
+class Reference(NamedTuple):
+    """The name of an object in the cluster; only a claim is in a namespace."""
+
+    kind: Kind
+    name: str
+    namespace: str = ""
 
 
 class _Named(NamedTuple):
@@ -37,7 +59,7 @@ def uses(pod: Manifest, known: Known) -> list[Use]:
     """Return the volumes of the pod that name a template, in the order of the pod. Raises Invalid."""
     faults: list[Fault] = []
     found = []
-    namespace = (pod.get("metadata") or {}).get("namespace") or "default"
+    namespace = _namespace(pod)
     group = ((pod.get("spec") or {}).get("securityContext") or {}).get("fsGroup")
     for index, volume in _of_pod(pod):
         named = _inline(volume, f"spec.volumes[{index}]") or _claimed(volume, namespace, known)
@@ -52,10 +74,50 @@ def uses(pod: Manifest, known: Known) -> list[Use]:
     return found
 
 
+def missing(pod: Manifest, known: Known) -> set[Reference]:
+    """Return the objects that the pod's volumes refer to, and that are not known.
+
+    What these refer to in turn is not known, either: ask again when they are.
+    """
+    namespace = _namespace(pod)
+    return {
+        reference
+        for _, volume in _of_pod(pod)
+        for reference in _references(volume, namespace, known)
+        if not _is_known(reference, known)
+    }
+
+
+def _references(volume: Manifest, namespace: str, known: Known) -> Iterator[Reference]:
+    if name := (volume.get("persistentVolumeClaim") or {}).get("claimName"):
+        yield Reference(Kind.CLAIM, str(name), namespace)
+    spec = _claim(volume, namespace, known).get("spec") or {}
+    if name := spec.get("volumeName"):
+        yield Reference(Kind.VOLUME, str(name))
+    elif name := spec.get("storageClassName"):
+        yield Reference(Kind.CLASS, str(name))
+    named = _inline(volume, "") or _claimed(volume, namespace, known)
+    if named is not None and isinstance(name := named.attributes.get(TEMPLATE_ATTRIBUTE), str):
+        yield Reference(Kind.TEMPLATE, name)
+
+
+def _is_known(reference: Reference, known: Known) -> bool:
+    kind, name, namespace = reference
+    if kind is Kind.CLAIM:
+        return (namespace, name) in known.claims
+    if kind is Kind.TEMPLATE:
+        return name in known.templates or name in known.unusable
+    return name in (known.volumes if kind is Kind.VOLUME else known.classes)
+
+
 def is_inline(volume: Manifest) -> bool:
     """Return whether this volume of a pod is an inline volume of our driver."""
     csi = volume.get("csi")
     return isinstance(csi, Mapping) and csi.get("driver") == DRIVER
+
+
+def _namespace(pod: Manifest) -> str:
+    return (pod.get("metadata") or {}).get("namespace") or "default"
 
 
 def _of_pod(pod: Manifest) -> Iterator[tuple[int, Manifest]]:
@@ -70,12 +132,16 @@ def _inline(volume: Manifest, field: str) -> _Named | None:
     return _Named(csi.get("volumeAttributes") or {}, f"{field}.csi.volumeAttributes", bool(csi.get("readOnly")))
 
 
-def _claimed(volume: Manifest, namespace: str, known: Known) -> _Named | None:
+def _claim(volume: Manifest, namespace: str, known: Known) -> Manifest:
+    """Return the claim that the volume names, or of which it has the template; empty if there is none."""
     source = volume.get("persistentVolumeClaim") or {}
-    template = (volume.get("ephemeral") or {}).get("volumeClaimTemplate") or {}
-    claim = known.claims.get((namespace, str(source.get("claimName"))), {}) or template
-    spec = claim.get("spec") or {}
-    read_only = bool(source.get("readOnly"))
+    template: Manifest = (volume.get("ephemeral") or {}).get("volumeClaimTemplate") or {}
+    return known.claims.get((namespace, str(source.get("claimName"))), {}) or template
+
+
+def _claimed(volume: Manifest, namespace: str, known: Known) -> _Named | None:
+    spec = _claim(volume, namespace, known).get("spec") or {}
+    read_only = bool((volume.get("persistentVolumeClaim") or {}).get("readOnly"))
     if name := spec.get("volumeName"):
         csi = (known.volumes.get(name, {}).get("spec") or {}).get("csi") or {}
         if csi.get("driver") != DRIVER:
@@ -92,6 +158,9 @@ def _claimed(volume: Manifest, namespace: str, known: Known) -> _Named | None:
 def _use(volume: Manifest, named: _Named, known: Known, group: object) -> Use:
     name = named.attributes[TEMPLATE_ATTRIBUTE]
     template = known.templates.get(name) if isinstance(name, str) else None
+    if template is None and name in known.unusable:
+        why = f"the VolumeTemplate '{name}' can't be used: {known.unusable[name]}"
+        raise Invalid([Fault(f"{named.field}.{TEMPLATE_ATTRIBUTE}", why)])
     if template is None:
         why = f"there is no VolumeTemplate {quoted(name)}; there are {', '.join(sorted(known.templates)) or 'none'}"
         raise Invalid([Fault(f"{named.field}.{TEMPLATE_ATTRIBUTE}", why)])

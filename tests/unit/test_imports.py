@@ -54,9 +54,9 @@ PURE_LIBRARIES = {
 ACTING_IN_CONTROLLER = {"cli"}
 #: What these others import; the last line is the extra `[controller]`.
 PURE_LIBRARIES_IN_CONTROLLER = {
-    *("collections", "copy", "decimal", "difflib", "enum", "functools", "hashlib", "json", "posixpath", "re"),
-    *("shlex", "types", "typing"),
-    *("jinja2", "re2", "yaml"),
+    *("base64", "collections", "copy", "decimal", "difflib", "enum", "functools", "hashlib", "json", "posixpath"),
+    *("re", "shlex", "types", "typing"),
+    *("jinja2", "jsonpatch", "re2", "yaml"),
 }
 #: All that the controller imports of the broker, besides its messages, and of the proxy.
 OF_OTHERS_IN_CONTROLLER = {"fusermount3_proxy", "fusermount3_proxy.__version__"}

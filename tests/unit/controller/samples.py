@@ -66,3 +66,9 @@ def inline(name: str = "data", template: str = "s3", **attributes: str) -> Manif
 
 def claimed(name: str = "data", claim: str = "photos") -> Manifest:
     return {"name": name, "persistentVolumeClaim": {"claimName": claim}}
+
+
+def review(pod: Manifest) -> Manifest:
+    """Return what the API server asks before it creates the pod."""
+    request = {"uid": "1", "operation": "CREATE", "namespace": "team", "dryRun": False, "object": pod}
+    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}

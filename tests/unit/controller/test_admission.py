@@ -1,0 +1,146 @@
+"""The answers to the API server: a patch that makes the pod what it should be, or one sentence."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+from typing import Any
+
+import jsonpatch
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fusermount3_controller import rendering
+from fusermount3_controller.admission import INJECTED, REFUSED, UNCHANGED, Answer, answer, request_of
+from fusermount3_controller.faults import Invalid
+from fusermount3_controller.injection import inject
+from fusermount3_controller.served_volumes import Kind, Known, Reference, missing
+from fusermount3_controller.volume_templates import parse
+from tests.unit.controller.samples import Manifest, claimed, inline, pod, review, template
+
+KNOWN = Known({"s3": parse(template()), "shared": parse(template("Shared", "shared"))})
+CLAIM = {"spec": {"storageClassName": "photos"}}
+CLASS = {"provisioner": rendering.DRIVER, "parameters": {"volumeTemplate": "s3", "bucket": "photos"}}
+
+
+def answered(pod: Manifest, known: Known = KNOWN) -> Answer:
+    return answer(request_of(review(pod)), known)
+
+
+def patched(pod: Manifest, answer: Answer) -> Manifest:
+    """Return what the API server makes of the pod."""
+    response = answer.review["response"]
+    assert response["allowed"]
+    operations = json.loads(base64.b64decode(response["patch"])) if "patch" in response else []
+    assert response.get("patchType", "JSONPatch") == "JSONPatch"
+    result: Manifest = jsonpatch.apply_patch(pod, operations)
+    return result
+
+
+def test_the_answer_has_the_request_s_uid_and_a_patch() -> None:
+    given = pod(inline())
+    said = answered(given)
+    assert (said.result, said.review["apiVersion"], said.review["kind"]) == (
+        INJECTED,
+        "admission.k8s.io/v1",
+        "AdmissionReview",
+    )
+    assert said.review["response"]["uid"] == "1"
+    assert patched(given, said) == inject(given, KNOWN)
+
+
+def test_a_pod_without_such_volumes_gets_no_patch() -> None:
+    said = answered(pod({"name": "data", "emptyDir": {}}, claimed("other")))
+    assert said.result == UNCHANGED
+    assert said.review["response"] == {"uid": "1", "allowed": True}
+
+
+def test_what_was_answered_is_answered_with_no_patch() -> None:
+    first = pod(inline(), inline("more", bucket="films"))
+    said = answered(patched(first, answered(first)))
+    assert said.result == UNCHANGED
+
+
+extra = st.dictionaries(st.text("xyz", min_size=1), st.none() | st.integers() | st.text() | st.lists(st.text()))
+
+
+@given(extra, extra, st.booleans(), st.lists(st.sampled_from(["a", "b", "istio-proxy"]), unique=True))
+def test_fields_that_nobody_knows_survive(
+    of_pod: Manifest, of_container: Manifest, has: bool, names: list[str]
+) -> None:
+    given = pod(inline(), initContainers=[{"name": name, "restartPolicy": "Always"} for name in names])
+    given["spec"] |= {f"later{name}": value for name, value in of_pod.items()}
+    given["spec"]["containers"][0] |= {f"later{name}": value for name, value in of_container.items()}
+    if not has:
+        del given["spec"]["initContainers"]
+    result = patched(given, answered(given))
+    assert result == inject(given, KNOWN)
+    assert result["spec"].items() >= {f"later{name}": value for name, value in of_pod.items()}.items()
+    assert patched(result, answered(result)) == result
+
+
+def test_the_namespace_is_that_of_the_request_and_not_patched() -> None:
+    known = KNOWN._replace(claims={("team", "photos"): CLAIM}, classes={"photos": CLASS})
+    given = pod(claimed())
+    del given["metadata"]["namespace"]
+    said = answered(given, known)
+    assert said.result == INJECTED
+    assert "namespace" not in patched(given, said)["metadata"]
+
+
+@pytest.mark.parametrize(
+    ("volume", "says"),
+    [
+        (inline(bucket="X"), "spec.volumes[0].csi.volumeAttributes.bucket: 'X' does not match [a-z0-9.-]{3,63}"),
+        (inline(template="s4"), "there is no VolumeTemplate 's4'; there are s3, shared"),
+        (inline(template="old"), "the VolumeTemplate 'old' can't be used: spec.x: is wrong"),
+        (inline(template="shared"), "the template 'shared' has placement Shared, which no controller runs so far"),
+    ],
+)
+def test_a_refusal_is_a_sentence(volume: Manifest, says: str) -> None:
+    said = answered(pod(volume), KNOWN._replace(unusable={"old": "spec.x: is wrong"}))
+    response = said.review["response"]
+    assert (said.result, response["allowed"], response["uid"]) == (REFUSED, False, "1")
+    assert response["status"]["message"].endswith(says)
+    assert said.why == response["status"]["message"]
+
+
+def test_what_is_not_a_pod_s_creation_is_no_request() -> None:
+    right = review(pod())
+    request_of(right)
+    wrong: list[Any] = [None, [], {}, right | {"apiVersion": "admission.k8s.io/v1beta1"}]
+    for name, value in [("uid", None), ("operation", "UPDATE"), ("object", None), ("object", {"kind": "Job"})]:
+        wrong.append(copy.deepcopy(right))
+        wrong[-1]["request"][name] = value
+    for each in wrong:
+        with pytest.raises(Invalid):
+            request_of(each)
+
+
+# What has to be looked up
+
+
+def test_objects_are_missing_one_after_the_other() -> None:
+    given, known = pod(claimed()), Known()
+    assert missing(given, known) == {Reference(Kind.CLAIM, "photos", "team")}
+    known = known._replace(claims={("team", "photos"): CLAIM})
+    assert missing(given, known) == {Reference(Kind.CLASS, "photos")}
+    known = known._replace(classes={"photos": CLASS})
+    assert missing(given, known) == {Reference(Kind.TEMPLATE, "s3")}
+    assert missing(given, known._replace(templates=KNOWN.templates)) == set()
+
+
+def test_a_bound_claim_names_its_volume_and_no_class() -> None:
+    claim = {"spec": {"volumeName": "pv", "storageClassName": "photos"}}
+    known = Known(claims={("team", "photos"): claim})
+    assert missing(pod(claimed()), known) == {Reference(Kind.VOLUME, "pv")}
+    known = known._replace(volumes={"pv": {"spec": {"csi": {"driver": "other"}}}})
+    assert missing(pod(claimed()), known) == set()
+
+
+def test_an_ephemeral_claim_is_in_the_pod() -> None:
+    volume = {"name": "data", "ephemeral": {"volumeClaimTemplate": CLAIM}}
+    assert missing(pod(volume), Known()) == {Reference(Kind.CLASS, "photos")}
+    assert missing(pod(inline(), {"name": "x", "emptyDir": {}}), Known()) == {Reference(Kind.TEMPLATE, "s3")}
