@@ -7,6 +7,9 @@ Read `volume_templates` first: what an administrator writes; then `pod_rules` (w
 `expressions` (Jinja in its strings). `served_volumes` finds the volumes of a pod that name a template, `rendering`
 makes of it a container or a pod, and `injection` puts the container into the user's pod, as `pod_annotations` says.
 `offline` does that with objects in files, which `manifests` reads and writes; `admission` with a pod that the API
-server is about to create. `faults` says what is wrong with a manifest, by field. All of these are pure; `cli` has the
-commands.
+server is about to create. `faults` says what is wrong with a manifest, by field. `serving_certificates` says what
+certificates the webhook needs, and makes them. All of these are pure.
+
+`daemon` is the process that acts on a cluster: `webhook` hears the API server, `cluster_cache` knows the objects that
+volumes refer to, `certificate_keeper` keeps the certificates, `controller_metrics` counts. `cli` has the commands.
 """

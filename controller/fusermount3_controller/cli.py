@@ -15,7 +15,9 @@ from fusermount3_broker.messages.untrusted_text import visible
 from fusermount3_proxy import __version__
 
 #: The modules of the extra.
-_LIBRARIES = ("jinja2", "re2", "yaml")
+_LIBRARIES = ("aiohttp", "cryptography", "jinja2", "jsonpatch", "lightkube", "re2", "yaml")
+_NAME = "fusermount3-controller"
+_PORT = click.IntRange(1, 65535)
 
 
 def _failure(messages: Iterable[str]) -> click.ClickException:
@@ -37,7 +39,7 @@ def main() -> None:
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="fusermount3-controller")
 def commands() -> None:
-    """Show what templates of volumes become."""
+    """Show what templates of volumes become, and have pods get it when they are created."""
 
 
 @commands.command()
@@ -77,6 +79,27 @@ def render(files: tuple[Path, ...], settings: tuple[str, ...]) -> None:
     if faults:
         raise _failure(faults)
     click.echo(manifests.dump(result), nl=False)
+
+
+@commands.command()
+@click.option("--address", metavar="ADDRESS", help="Where to listen; by default, on all addresses.")
+@click.option("--port", default=8443, show_default=True, type=_PORT, help="For the API server, by HTTPS.")
+@click.option("--health-port", default=8080, show_default=True, type=_PORT, help="For /healthz, /readyz and /metrics.")
+@click.option("--namespace", metavar="NAME", default="", help="Of Service and Secret; by default, that of the pod.")
+@click.option("--service", metavar="NAME", default=_NAME, show_default=True, help="By which the API server asks.")
+@click.option("--secret", metavar="NAME", default=f"{_NAME}-tls", show_default=True, help="Gets the certificates.")
+@click.option(
+    "--configuration", metavar="NAME", default=_NAME, show_default=True, help="The MutatingWebhookConfiguration."
+)
+def webhook(**settings: Any) -> None:
+    """Give pods their sidecars when they are created.
+
+    A mutating admission webhook: the API server asks it about pods that have volumes of the driver. The cluster is that
+    of the pod in which it runs, or that of KUBECONFIG. It ends on SIGTERM, after the requests in flight.
+    """
+    from fusermount3_controller.daemon import Settings, serve
+
+    serve(Settings(**settings))
 
 
 def _text(file: Path) -> str:

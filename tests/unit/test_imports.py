@@ -51,12 +51,24 @@ PURE_LIBRARIES = {
     *("secrets", "stat", "typing"),
 }
 #: Modules of the controller that act: the others touch no file, socket or process.
-ACTING_IN_CONTROLLER = {"cli"}
+ACTING_IN_CONTROLLER = {"certificate_keeper", "cli", "cluster_cache", "controller_metrics", "daemon", "webhook"}
 #: What these others import; the last line is the extra `[controller]`.
 PURE_LIBRARIES_IN_CONTROLLER = {
-    *("base64", "collections", "copy", "decimal", "difflib", "enum", "functools", "hashlib", "json", "posixpath"),
+    *(
+        "base64",
+        "collections",
+        "copy",
+        "datetime",
+        "decimal",
+        "difflib",
+        "enum",
+        "functools",
+        "hashlib",
+        "json",
+        "posixpath",
+    ),
     *("re", "shlex", "types", "typing"),
-    *("jinja2", "jsonpatch", "re2", "yaml"),
+    *("cryptography", "jinja2", "jsonpatch", "re2", "yaml"),
 }
 #: All that the controller imports of the broker, besides its messages, and of the proxy.
 OF_OTHERS_IN_CONTROLLER = {"fusermount3_proxy", "fusermount3_proxy.__version__"}

@@ -1,0 +1,129 @@
+"""Keeps the webhook's certificates: in a Secret, in what the server presents, and in what the API server trusts.
+
+Replicas do the same, each by itself. Whatever is written names the version that was read (optimistic locking), so the
+second of two fails, reads what the first has written, and uses that.
+"""
+
+import asyncio
+import base64
+import datetime
+import logging
+import os
+import ssl
+from typing import NamedTuple, NoReturn
+
+from lightkube import ApiError, AsyncClient
+from lightkube.models.admissionregistration_v1 import MutatingWebhook
+from lightkube.resources.admissionregistration_v1 import MutatingWebhookConfiguration
+from lightkube.resources.core_v1 import Secret
+from lightkube.types import PatchType
+
+from fusermount3_controller.serving_certificates import Certificates, due
+
+#: Seconds between looks at the Secret and the configuration: so long is what somebody else changed there unnoticed.
+INTERVAL = 10.0
+_CONFLICT = 409
+
+_log = logging.getLogger(__name__)
+
+
+class Names(NamedTuple):
+    """Where the certificates are: the Secret, the configuration that trusts them, and the host that they name."""
+
+    namespace: str
+    secret: str
+    configuration: str
+    host: str
+
+
+class CertificateKeeper:
+    """Keeps the certificates; `context` is for the server, and changes when they do."""
+
+    def __init__(self, client: AsyncClient, names: Names) -> None:
+        self._client = client
+        self._names = names
+        self._loaded: Certificates | None = None
+        self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+
+    def has_any(self) -> bool:
+        """Return whether the server can present a certificate."""
+        return self._loaded is not None
+
+    def expiry(self) -> float:
+        """Return when the serving certificate expires, in seconds since the epoch; 0 without one."""
+        return self._loaded.expiry().timestamp() if self._loaded else 0.0
+
+    async def keep(self, interval: float = INTERVAL) -> NoReturn:
+        """Do it all again and again."""
+        while True:
+            try:
+                await self.look(datetime.datetime.now(datetime.UTC))
+            except Exception as error:
+                # Whatever it was: the certificate that is forgotten expires.
+                _log.warning("can't keep the certificates: %r; trying again in %.0f s", error, interval)
+            await asyncio.sleep(interval)
+
+    async def look(self, now: datetime.datetime) -> None:
+        """Renew what is due, load what is new, and have the API server trust it."""
+        current = await self._renewed(now)
+        if current != self._loaded:
+            _load(self.context, current)
+            self._loaded = current
+            _log.info("the certificate is valid until %s", current.expiry().isoformat())
+        await self._publish(current.authorities)
+
+    async def _renewed(self, now: datetime.datetime) -> Certificates:
+        """Return what is in the Secret, after writing what is due."""
+        while True:
+            secret = await self._client.get(Secret, self._names.secret, namespace=self._names.namespace)
+            data = {name: base64.b64decode(text) for name, text in (secret.data or {}).items()}
+            current = Certificates.of(data)
+            if (new := due(current, self._names.host, now)) is None:
+                assert current is not None
+                return current
+            assert secret.metadata is not None
+            patch = {
+                "metadata": {"resourceVersion": secret.metadata.resourceVersion},
+                "data": {name: base64.b64encode(text).decode() for name, text in new.data().items()},
+            }
+            try:
+                await self._client.patch(
+                    Secret, self._names.secret, patch, namespace=self._names.namespace, patch_type=PatchType.MERGE
+                )
+            except ApiError as error:
+                if error.status.code != _CONFLICT:
+                    raise
+                continue  # another replica was faster: what it has written may be all that was due
+            _log.info("the certificates have been renewed")
+
+    async def _publish(self, authorities: bytes) -> None:
+        """Have the API server trust these authorities."""
+        bundle = base64.b64encode(authorities).decode()
+        configuration = await self._client.get(MutatingWebhookConfiguration, self._names.configuration)
+        webhooks = configuration.webhooks or []
+        if all(each.clientConfig.caBundle == bundle for each in webhooks):
+            return
+        assert configuration.metadata is not None
+        patch = {
+            "metadata": {"resourceVersion": configuration.metadata.resourceVersion},
+            "webhooks": [_trusting(each, bundle) for each in webhooks],
+        }
+        try:
+            await self._client.patch(MutatingWebhookConfiguration, self._names.configuration, patch)
+        except ApiError as error:
+            if error.status.code != _CONFLICT:
+                raise
+
+
+def _trusting(webhook: MutatingWebhook, bundle: str) -> dict[str, object]:
+    """Return the part of a strategic merge patch that changes the bundle of this webhook, and no other field."""
+    return {"name": webhook.name, "clientConfig": {"caBundle": bundle}}
+
+
+def _load(context: ssl.SSLContext, certificates: Certificates) -> None:
+    """Have new connections see these; the key is never in a file, for OpenSSL reads it from memory of this process."""
+    descriptor = os.memfd_create("tls")
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(certificates.certificate + certificates.key)
+        file.flush()
+        context.load_cert_chain(f"/proc/self/fd/{descriptor}")

@@ -1,0 +1,200 @@
+"""The objects of the cluster by which volumes are resolved, kept by watches.
+
+Of each kind there is a list, and a watch from there on. As a watch can die without a word, all is listed again from
+time to time. What was created a moment ago may not have come yet, so `looked_up` asks for what is missing.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import ChainMap
+from collections.abc import Callable, Mapping, Set
+from typing import Any, NamedTuple, NoReturn
+
+from lightkube import ALL_NS, ApiError, AsyncClient
+from lightkube.generic_resource import create_global_resource, create_namespaced_resource
+
+from fusermount3_controller import volume_templates
+from fusermount3_controller.faults import Invalid
+from fusermount3_controller.served_volumes import Kind, Known, Reference
+from fusermount3_controller.volume_templates import VolumeTemplate
+
+#: Seconds after which all objects of a kind are listed again: what a dead watch costs at most.
+RESYNC = 300.0
+#: Seconds between tries to reach the API server: the first, and the longest.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 15.0
+#: Objects in one answer to a list.
+_CHUNK = 500
+#: How often what was found leads to what has to be found: a claim, its class or volume, the template.
+_STEPS = 3
+_NOT_FOUND = 404
+
+_log = logging.getLogger(__name__)
+
+#: A claim's namespace and name; the name of all others.
+Key = tuple[str, str] | str
+Objects = Mapping[Kind, Mapping[Any, Any]]
+
+
+class _Watched(NamedTuple):
+    """A kind of objects, and what is kept of one."""
+
+    resource: Any
+    kept: Callable[[Mapping[str, Any]], Any]
+    namespaced: bool = False
+
+
+def _claim(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"spec": _some(manifest.get("spec"), "volumeName", "storageClassName")}
+
+
+def _volume(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+    csi = (manifest.get("spec") or {}).get("csi")
+    return {"spec": {"csi": _some(csi, "driver", "readOnly", "volumeAttributes")}}
+
+
+def _class(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+    return _some(manifest, "provisioner", "parameters")
+
+
+def _template(manifest: Mapping[str, Any]) -> VolumeTemplate | str:
+    """Return the template, or why it can't be used."""
+    try:
+        return volume_templates.parse({"apiVersion": volume_templates.API_VERSION, "kind": Kind.TEMPLATE, **manifest})
+    except Invalid as error:
+        return "; ".join(map(str, error.faults))
+
+
+def _some(value: Mapping[str, Any] | None, *names: str) -> dict[str, Any]:
+    return {name: value[name] for name in names if value.get(name) is not None} if value else {}
+
+
+# Not the library's models of these: one object that they refuse would be the failure of a whole list.
+_GROUP, _, _VERSION = volume_templates.API_VERSION.partition("/")
+_WATCHED = {
+    Kind.TEMPLATE: _Watched(create_global_resource(_GROUP, _VERSION, Kind.TEMPLATE, "volumetemplates"), _template),
+    Kind.CLAIM: _Watched(
+        create_namespaced_resource("", "v1", Kind.CLAIM, "persistentvolumeclaims"), _claim, namespaced=True
+    ),
+    Kind.VOLUME: _Watched(create_global_resource("", "v1", Kind.VOLUME, "persistentvolumes"), _volume),
+    Kind.CLASS: _Watched(create_global_resource("storage.k8s.io", "v1", Kind.CLASS, "storageclasses"), _class),
+}
+
+
+class ClusterCache:
+    """What of the cluster is known; `follow` keeps it up to date."""
+
+    def __init__(self, client: AsyncClient, resync: float = RESYNC) -> None:
+        self._client = client
+        self._resync = resync
+        self._objects: dict[Kind, dict[Key, Any]] = {kind: {} for kind in _WATCHED}
+        self._listed: dict[Kind, float] = {}
+
+    def is_full(self) -> bool:
+        """Return whether all kinds have been listed once."""
+        return self._listed.keys() == _WATCHED.keys()
+
+    def sizes(self) -> dict[Kind, int]:
+        """Return the number of objects of each kind."""
+        return {kind: len(objects) for kind, objects in self._objects.items()}
+
+    def age(self) -> float:
+        """Return the seconds since the kind was listed whose list is the oldest; infinite, until all were."""
+        return time.monotonic() - min(self._listed.values()) if self.is_full() else float("inf")
+
+    def known(self) -> Known:
+        return _known(self._objects)
+
+    async def looked_up(self, missing: Callable[[Known], Set[Reference]]) -> Known:
+        """Return what is known, after asking the API server for what is `missing` from it.
+
+        Raises httpx2.HTTPError, of which ApiError is one, if that can't be asked.
+        """
+        found: dict[Kind, dict[Key, Any]] = {kind: {} for kind in _WATCHED}
+        known, asked = self.known(), set[Reference]()
+        for _ in range(_STEPS):
+            references = missing(known) - asked
+            if not references:
+                break
+            asked |= references
+            for reference in references:
+                if (kept := await self._get(reference)) is not None:
+                    found[reference.kind][_key(reference.namespace, reference.name)] = kept
+            known = _known({kind: ChainMap(found[kind], objects) for kind, objects in self._objects.items()})
+        return known
+
+    async def follow(self) -> NoReturn:
+        """Keep all kinds up to date, whatever happens to the API server."""
+        async with asyncio.TaskGroup() as tasks:
+            for kind in _WATCHED:
+                tasks.create_task(self._follow(kind))
+        raise AssertionError("no task ends")
+
+    async def _get(self, reference: Reference) -> Any:
+        """Return what is kept of an object; None if there is none."""
+        resource, kept, namespaced = _WATCHED[reference.kind]
+        where = {"namespace": reference.namespace} if namespaced else {}
+        try:
+            return kept((await self._client.get(resource, reference.name, **where)).to_dict())
+        except ApiError as error:
+            if error.status.code == _NOT_FOUND:
+                return None
+            raise
+
+    async def _follow(self, kind: Kind) -> NoReturn:
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                version = await self._list(kind)
+                pause = _FIRST_PAUSE
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._resync):
+                        await self._watch(kind, version)
+            except Exception as error:
+                # Whatever it was: a cache that is not followed any more would grow old unnoticed.
+                _log.warning("can't watch %s: %r; trying again in %.1f s", kind, error, pause)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def _list(self, kind: Kind) -> str:
+        """Read all objects of a kind; return the version of the list."""
+        resource, kept, namespaced = _WATCHED[kind]
+        found = self._client.list(resource, chunk_size=_CHUNK, **_everywhere(namespaced))
+        objects = {_key_of(each): kept(each.to_dict()) async for each in found}
+        self._objects[kind] = objects
+        self._listed[kind] = time.monotonic()
+        return str(found.resourceVersion)
+
+    async def _watch(self, kind: Kind, version: str) -> None:
+        resource, kept, namespaced = _WATCHED[kind]
+        events: Any = self._client.watch(resource, resource_version=version, **_everywhere(namespaced))
+        async with contextlib.aclosing(events):
+            async for event, each in events:
+                if event == "DELETED":
+                    self._objects[kind].pop(_key_of(each), None)
+                else:
+                    self._objects[kind][_key_of(each)] = kept(each.to_dict())
+
+
+def _everywhere(namespaced: bool) -> dict[str, Any]:
+    return {"namespace": ALL_NS} if namespaced else {}
+
+
+def _key(namespace: str | None, name: str) -> Key:
+    return (namespace, name) if namespace else name
+
+
+def _key_of(each: Any) -> Key:
+    return _key(each.metadata.namespace, each.metadata.name)
+
+
+def _known(objects: Objects) -> Known:
+    templates = objects[Kind.TEMPLATE]
+    return Known(
+        templates={name: each for name, each in templates.items() if isinstance(each, VolumeTemplate)},
+        claims=objects[Kind.CLAIM],
+        volumes=objects[Kind.VOLUME],
+        classes=objects[Kind.CLASS],
+        unusable={name: each for name, each in templates.items() if isinstance(each, str)},
+    )

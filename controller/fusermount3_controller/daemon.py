@@ -1,0 +1,90 @@
+"""The process of the webhook: its servers and what keeps them up to date, until SIGTERM."""
+
+import asyncio
+import logging
+import signal
+import sys
+from typing import NamedTuple
+
+from aiohttp import web
+from lightkube import AsyncClient
+
+from fusermount3_controller.certificate_keeper import CertificateKeeper, Names
+from fusermount3_controller.cluster_cache import ClusterCache
+from fusermount3_controller.controller_metrics import Metrics
+from fusermount3_controller.webhook import Webhook, health
+
+#: Seconds after SIGTERM for which requests are still taken: so long may the API server take to learn of it.
+LINGER = 5.0
+#: Seconds that requests in flight may take then.
+_SHUTDOWN = 10.0
+
+_log = logging.getLogger(__name__)
+
+
+class Settings(NamedTuple):
+    """Where the servers listen, and the names of the objects that are the controller's own.
+
+    `namespace`: empty, if it is that of the process itself.
+    """
+
+    address: str | None
+    port: int
+    health_port: int
+    namespace: str
+    service: str
+    secret: str
+    configuration: str
+
+
+def serve(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    # It logs each request at this level.
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
+    asyncio.run(_serve(settings))
+
+
+async def _serve(settings: Settings) -> None:
+    client = AsyncClient(field_manager="fusermount3-controller")
+    namespace = settings.namespace or str(client.namespace)
+    host = f"{settings.service}.{namespace}.svc"
+    keeper = CertificateKeeper(client, Names(namespace, settings.secret, settings.configuration, host))
+    cache, metrics = ClusterCache(client), Metrics()
+    metrics.show_cache(cache.sizes, cache.age)
+    metrics.show_certificate(keeper.expiry)
+    webhook = Webhook(cache, metrics)
+    ended = _ended()
+    runners = [
+        web.AppRunner(each, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN)
+        for each in (webhook.application(), health(webhook, metrics, cache.is_full, keeper.has_any))
+    ]
+    tasks = [asyncio.create_task(each) for each in (cache.follow(), keeper.keep())]
+    try:
+        for runner in runners:
+            await runner.setup()
+        await web.TCPSite(runners[0], settings.address, settings.port, ssl_context=keeper.context).start()
+        await web.TCPSite(runners[1], settings.address, settings.health_port).start()
+        _log.info("listening on port %d", settings.port)
+        waiting = asyncio.create_task(ended.wait())
+        done, _ = await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        for each in done:
+            each.result()  # raises, if what should never end has ended
+        webhook.drain()
+        _log.info("ending, after the requests in flight")
+        await asyncio.sleep(LINGER)
+    finally:
+        for runner in runners:
+            await runner.cleanup()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await client.close()
+
+
+def _ended() -> asyncio.Event:
+    """Return an event that is set when the process is told to end."""
+    event = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, event.set)
+    return event

@@ -1,0 +1,156 @@
+"""An API server for the tests of the controller: objects with versions, lists, watches and patches, over HTTP.
+
+Of the real one it has what the controller uses, and the conflict of two writers; tests/cluster has the real one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+from lightkube import AsyncClient, KubeConfig
+
+from tests.unit.controller.samples import Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+NAMESPACE = "fusermount3-proxy"
+
+CLAIMS = "/api/v1/persistentvolumeclaims"
+VOLUMES = "/api/v1/persistentvolumes"
+CLASSES = "/apis/storage.k8s.io/v1/storageclasses"
+TEMPLATES = "/apis/fusermount3-proxy.dev/v1alpha1/volumetemplates"
+
+
+class ApiServer:
+    """`objects` by path; those of a collection begin with its path. `requests`: what was asked, without watches."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, Manifest] = {}
+        self.requests: list[str] = []
+        #: Seconds that each GET of one object takes.
+        self.slowness = 0.0
+        self.is_broken = False
+        #: All versions before this one are forgotten, as the real one does after five minutes.
+        self.oldest = 0
+        self._version = 0
+        self._events: list[tuple[int, str, str, Manifest]] = []
+        self._changed = asyncio.Condition()
+
+    async def put(self, path: str, manifest: Manifest) -> None:
+        """Create an object, or change it."""
+        event = "MODIFIED" if path in self.objects else "ADDED"
+        self._version += 1
+        name, namespace = path.rpartition("/")[2], path.partition("/namespaces/")[2].partition("/")[0]
+        metadata = {**manifest.get("metadata", {}), "name": name, "resourceVersion": str(self._version)}
+        if namespace:
+            metadata["namespace"] = namespace
+        self.objects[path] = {**manifest, "metadata": metadata}
+        await self._happened(event, path, self.objects[path])
+
+    async def remove(self, path: str) -> None:
+        self._version += 1
+        await self._happened("DELETED", path, self.objects.pop(path))
+
+    async def forget(self) -> None:
+        """End all watches, and know nothing of what was before."""
+        self.oldest = self._version = self._version + 1
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _happened(self, event: str, path: str, manifest: Manifest) -> None:
+        async with self._changed:
+            self._events.append((self._version, event, path, manifest))
+            self._changed.notify_all()
+
+    @contextlib.asynccontextmanager
+    async def client(self) -> AsyncIterator[AsyncClient]:
+        """Serve; yield a client for it."""
+        application = web.Application()
+        application.router.add_get("/{path:.*}", self._get)
+        application.router.add_patch("/{path:.*}", self._patch)
+        runner = web.AppRunner(application, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        host, port = runner.addresses[0][:2]
+        client = AsyncClient(_configuration(f"http://{host}:{port}"), trust_env=False)
+        try:
+            yield client
+        finally:
+            await client.close()
+            await runner.cleanup()
+
+    async def _get(self, request: web.Request) -> web.StreamResponse:
+        if "watch" in request.query:
+            return await self._watch(request)
+        self.requests.append(request.path)
+        if self.is_broken:
+            return _status(500, "etcd is gone")
+        if request.path in (CLAIMS, VOLUMES, CLASSES, TEMPLATES):
+            items = [each for path, each in self.objects.items() if _is_of(path, request.path)]
+            metadata = {"resourceVersion": str(self._version)}
+            return _json({"kind": "List", "apiVersion": "v1", "metadata": metadata, "items": items})
+        await asyncio.sleep(self.slowness)
+        if request.path not in self.objects:
+            return _status(404, "not found")
+        return _json(self.objects[request.path])
+
+    async def _watch(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        seen = int(request.query["resourceVersion"])
+        with contextlib.suppress(ConnectionResetError):
+            while seen >= self.oldest:
+                for version, event, path, manifest in list(self._events):
+                    if version > seen and _is_of(path, request.path):
+                        await response.write(json.dumps({"type": event, "object": manifest}).encode() + b"\n")
+                        seen = version
+                async with self._changed:
+                    await self._changed.wait()
+            gone = {"kind": "Status", "code": 410, "message": "too old resource version"}
+            await response.write(json.dumps({"type": "ERROR", "object": gone}).encode() + b"\n")
+        return response
+
+    async def _patch(self, request: web.Request) -> web.StreamResponse:
+        patch = await request.json()
+        current = self.objects[request.path]
+        version = patch["metadata"].pop("resourceVersion")
+        await asyncio.sleep(0)  # another writer may come first
+        if version != current["metadata"]["resourceVersion"]:
+            return _status(409, "the object has been modified")
+        by_name = {each["name"]: each for each in patch.pop("webhooks", [])}
+        changed = {**current, **patch, "metadata": current["metadata"]}
+        if by_name:
+            changed["webhooks"] = [_merged(each, by_name[each["name"]]) for each in current["webhooks"]]
+        await self.put(request.path, changed)
+        return _json(self.objects[request.path])
+
+
+def _configuration(url: str) -> KubeConfig:
+    named = {"clusters": "cluster", "users": "user", "contexts": "context"}
+    values: Manifest = {"cluster": {"server": url}, "user": {"token": "x"}}
+    values["context"] = {"cluster": "cluster", "user": "user", "namespace": NAMESPACE}
+    lists = {plural: [{"name": name, name: values[name]}] for plural, name in named.items()}
+    return KubeConfig.from_dict({**lists, "current-context": "context"})
+
+
+def _merged(value: Manifest, patch: Manifest) -> Manifest:
+    return value | {k: _merged(value[k], v) if isinstance(v, dict) else v for k, v in patch.items()}
+
+
+def _is_of(path: str, collection: str) -> bool:
+    """Return whether the object is of this collection, in whatever namespace."""
+    base, _, plural = collection.rpartition("/")
+    return path.startswith(f"{base}/") and path.split("/")[-2] == plural
+
+
+def _status(code: int, message: str) -> web.Response:
+    return _json({"kind": "Status", "apiVersion": "v1", "code": code, "message": message}, code)
+
+
+def _json(value: Manifest, status: int = 200) -> web.Response:
+    return web.Response(body=json.dumps(value).encode(), status=status, content_type="application/json")

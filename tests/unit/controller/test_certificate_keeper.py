@@ -1,0 +1,161 @@
+"""The certificates in a cluster: replicas agree on them, the API server trusts them, connections see the newest."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import datetime
+import ssl
+from typing import TYPE_CHECKING
+
+import pytest
+from lightkube import ApiError
+
+from fusermount3_controller import serving_certificates
+from fusermount3_controller.certificate_keeper import CertificateKeeper, Names
+from fusermount3_controller.serving_certificates import AUTHORITIES, Certificates
+from tests.unit.controller.api_server import NAMESPACE, ApiServer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+NAMES = Names(NAMESPACE, "tls", "webhooks", "controller.fusermount3-proxy.svc")
+SECRET = f"/api/v1/namespaces/{NAMESPACE}/secrets/tls"
+CONFIGURATION = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/webhooks"
+NOW = datetime.datetime.now(datetime.UTC)
+DAY = datetime.timedelta(days=1)
+
+
+@contextlib.asynccontextmanager
+async def keepers(number: int) -> AsyncIterator[tuple[ApiServer, list[CertificateKeeper]]]:
+    server = ApiServer()
+    await server.put(SECRET, {"type": "Opaque", "later": 1})
+    webhooks = [
+        {
+            "name": name,
+            "later": 1,
+            "admissionReviewVersions": ["v1"],
+            "sideEffects": "None",
+            "clientConfig": {"later": 1, "service": {"name": "controller", "namespace": NAMESPACE}},
+        }
+        for name in ("a.dev", "b.dev")
+    ]
+    await server.put(CONFIGURATION, {"webhooks": webhooks})
+    async with server.client() as client:
+        yield server, [CertificateKeeper(client, NAMES) for _ in range(number)]
+
+
+def secret(server: ApiServer) -> dict[str, bytes]:
+    return {name: base64.b64decode(text) for name, text in server.objects[SECRET]["data"].items()}
+
+
+async def presented(port: int, authorities: bytes) -> bytes:
+    """Connect as the API server does, with this trust; return the certificate."""
+    context = ssl.create_default_context(cadata=authorities.decode())
+    _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname=NAMES.host)
+    found: ssl.SSLObject = writer.get_extra_info("ssl_object")
+    certificate = found.getpeercert(binary_form=True)
+    writer.close()
+    assert certificate is not None
+    return certificate
+
+
+def test_the_api_server_is_told_whom_to_trust_and_all_else_stays() -> None:
+    async def run() -> None:
+        async with keepers(1) as (server, (keeper,)):
+            assert not keeper.has_any() and keeper.expiry() == 0
+            await keeper.look(NOW)
+            assert keeper.has_any() and keeper.expiry() > (NOW + 89 * DAY).timestamp()
+            for webhook in server.objects[CONFIGURATION]["webhooks"]:
+                assert base64.b64decode(webhook["clientConfig"]["caBundle"]) == secret(server)[AUTHORITIES]
+                assert webhook["clientConfig"]["service"] == {"name": "controller", "namespace": NAMESPACE}
+                assert webhook["later"] == webhook["clientConfig"]["later"] == 1
+            assert (server.objects[SECRET]["later"], server.objects[SECRET]["type"]) == (1, "Opaque")
+
+    asyncio.run(run())
+
+
+def test_what_somebody_takes_away_is_put_back_and_else_nothing_is_written() -> None:
+    async def run() -> None:
+        async with keepers(1) as (server, (keeper,)):
+            await keeper.look(NOW)
+            written = {path: each["metadata"]["resourceVersion"] for path, each in server.objects.items()}
+            await keeper.look(NOW)
+            assert written == {path: each["metadata"]["resourceVersion"] for path, each in server.objects.items()}
+            del server.objects[CONFIGURATION]["webhooks"][1]["clientConfig"]["caBundle"]
+            await keeper.look(NOW)
+            bundles = {each["clientConfig"]["caBundle"] for each in server.objects[CONFIGURATION]["webhooks"]}
+            assert len(bundles) == 1
+
+    asyncio.run(run())
+
+
+def test_replicas_that_begin_at_once_agree() -> None:
+    async def run() -> None:
+        async with keepers(5) as (server, replicas):
+            await asyncio.gather(*(each.look(NOW) for each in replicas))
+            servers = [await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=r.context) for r in replicas]
+            ports = [each.sockets[0].getsockname()[1] for each in servers]
+            assert len({await presented(port, secret(server)[AUTHORITIES]) for port in ports}) == 1
+            for each in servers:
+                each.close()
+
+    asyncio.run(run())
+
+
+def test_a_certificate_is_renewed_while_connections_are_made() -> None:
+    async def run() -> None:
+        async with keepers(1) as (server, (keeper,)):
+            await keeper.look(NOW)
+            listening = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=keeper.context)
+            port = listening.sockets[0].getsockname()[1]
+            trusted = secret(server)[AUTHORITIES]
+            seen, done = set(), asyncio.Event()
+
+            async def connect() -> None:
+                while not done.is_set():
+                    seen.add(await presented(port, trusted))
+
+            connecting = asyncio.create_task(connect())
+            for number in range(5):
+                count = len(seen)
+                await expire(server)
+                await keeper.look(NOW + datetime.timedelta(seconds=number))
+                async with asyncio.timeout(10):
+                    while len(seen) == count:
+                        await asyncio.sleep(0.01)
+            done.set()
+            await connecting
+            assert len(seen) == 6
+            listening.close()
+
+    async def expire(server: ApiServer) -> None:
+        """Have the Secret be of 61 days ago: of the same authority, but due."""
+        current = Certificates.of(secret(server))
+        assert current is not None
+        old = serving_certificates._signed(current, NAMES.host, NOW - 61 * DAY)
+        data = {name: base64.b64encode(text).decode() for name, text in old.data().items()}
+        await server.put(SECRET, {**server.objects[SECRET], "data": data})
+
+    asyncio.run(run())
+
+
+def test_without_its_secret_it_makes_none() -> None:
+    """It has no right to create Secrets."""
+
+    async def run() -> None:
+        async with keepers(1) as (server, (keeper,)):
+            await server.remove(SECRET)
+            with pytest.raises(ApiError, match="not found"):
+                await keeper.look(NOW)
+            assert not keeper.has_any()
+            task = asyncio.create_task(keeper.keep(interval=0.01))
+            await asyncio.sleep(0.1)
+            await server.put(SECRET, {})
+            async with asyncio.timeout(10):
+                while not keeper.has_any():
+                    await asyncio.sleep(0.01)
+            task.cancel()
+
+    asyncio.run(run())

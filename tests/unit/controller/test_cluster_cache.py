@@ -1,0 +1,158 @@
+"""What the cache knows of a cluster, and when: after lists, watches, and failures of both."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+import pytest
+from httpx2 import HTTPError
+
+from fusermount3_controller import rendering
+from fusermount3_controller.cluster_cache import ClusterCache
+from fusermount3_controller.served_volumes import Kind, Known, missing
+from tests.unit.controller.api_server import CLASSES, TEMPLATES, VOLUMES, ApiServer
+from tests.unit.controller.samples import Manifest, claimed, inline, pod, template
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+CLAIM = "/api/v1/namespaces/team/persistentvolumeclaims/photos"
+CLASS = {"provisioner": rendering.DRIVER, "parameters": {"volumeTemplate": "s3", "bucket": "photos"}}
+VOLUME = {"spec": {"csi": {"driver": rendering.DRIVER, "volumeAttributes": {"volumeTemplate": "s3"}}}}
+
+
+@contextlib.asynccontextmanager
+async def followed(server: ApiServer, resync: float = 60.0) -> AsyncIterator[ClusterCache]:
+    async with server.client() as client:
+        cache = ClusterCache(client, resync)
+        task = asyncio.create_task(cache.follow())
+        await until(cache.is_full)
+        yield cache
+        assert not task.done()
+        task.cancel()
+
+
+async def until(true: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not true():
+            await asyncio.sleep(0.01)
+
+
+async def filled() -> ApiServer:
+    server = ApiServer()
+    await server.put(f"{TEMPLATES}/s3", template())
+    await server.put(f"{TEMPLATES}/old", template(name="old", image="{{ nothing }}"))
+    await server.put(f"{CLASSES}/photos", CLASS)
+    await server.put(f"{VOLUMES}/pv", VOLUME)
+    await server.put(CLAIM, {"spec": {"storageClassName": "photos"}})
+    return server
+
+
+def test_it_is_full_when_all_is_listed() -> None:
+    async def run() -> Known:
+        server = await filled()
+        async with followed(server) as cache:
+            assert cache.age() < 10
+            assert cache.sizes() == {Kind.TEMPLATE: 2, Kind.CLAIM: 1, Kind.VOLUME: 1, Kind.CLASS: 1}
+            return cache.known()
+
+    known = asyncio.run(run())
+    assert known.templates["s3"].parameters["bucket"].required
+    assert known.unusable.keys() == {"old"} and "there is no 'nothing'" in known.unusable["old"]
+    assert known.claims["team", "photos"] == {"spec": {"storageClassName": "photos"}}
+    assert known.classes["photos"] == CLASS
+    assert known.volumes["pv"] == VOLUME
+    assert missing(pod(claimed(), inline(), inline("x", template="old")), known) == set()
+
+
+def test_it_is_not_full_before() -> None:
+    async def run() -> None:
+        async with ApiServer().client() as client:
+            cache = ClusterCache(client)
+            assert not cache.is_full()
+            assert cache.age() == float("inf")
+
+    asyncio.run(run())
+
+
+def test_what_changes_is_known_soon_also_after_the_watch_is_lost() -> None:
+    async def run() -> None:
+        server = await filled()
+        async with followed(server) as cache:
+            await server.put(CLAIM, {"spec": {"storageClassName": "photos", "volumeName": "pv"}})
+            await until(lambda: cache.known().claims["team", "photos"]["spec"].get("volumeName") == "pv")
+            await server.remove(f"{VOLUMES}/pv")
+            await until(lambda: not cache.known().volumes)
+            await server.forget()
+            await server.put(f"{TEMPLATES}/s4", template(name="s4"))
+            await until(lambda: "s4" in cache.known().templates)
+
+    asyncio.run(run())
+
+
+def test_all_is_listed_again_from_time_to_time() -> None:
+    async def run() -> None:
+        server = await filled()
+        async with followed(server, resync=0.05):
+            await until(lambda: server.requests.count(VOLUMES) > 2)
+
+    asyncio.run(run())
+
+
+def test_what_is_not_known_yet_is_looked_up() -> None:
+    """All of it is newer than the cache."""
+
+    async def looked_up(server: ApiServer, pod: Manifest) -> Known:
+        async with server.client() as client:
+            return await ClusterCache(client).looked_up(lambda known: missing(pod, known))
+
+    async def run() -> None:
+        server = await filled()
+        known = await looked_up(server, pod(claimed()))
+        assert known.classes["photos"] == CLASS and list(known.templates) == ["s3"]
+        assert server.requests == [CLAIM, f"{CLASSES}/photos", f"{TEMPLATES}/s3"]
+        server.requests.clear()
+        assert not (await looked_up(server, pod(claimed(claim="other")))).claims
+        assert len(server.requests) == 1
+
+    asyncio.run(run())
+
+
+def test_what_is_known_is_not_looked_up() -> None:
+    async def run() -> None:
+        server = await filled()
+        async with followed(server) as cache:
+            server.requests.clear()
+            await cache.looked_up(lambda known: missing(pod(claimed(), inline()), known))
+        assert server.requests == []
+
+    asyncio.run(run())
+
+
+def test_whoever_looks_up_is_told_of_a_failure() -> None:
+    async def run() -> None:
+        server = await filled()
+        server.is_broken = True
+        async with server.client() as client:
+            await ClusterCache(client).looked_up(lambda known: missing(pod(claimed()), known))
+
+    with pytest.raises(HTTPError, match="etcd is gone"):
+        asyncio.run(run())
+
+
+def test_an_api_server_that_fails_is_asked_again() -> None:
+    async def run() -> None:
+        server = await filled()
+        server.is_broken = True
+        async with server.client() as client:
+            cache = ClusterCache(client)
+            task = asyncio.create_task(cache.follow())
+            await until(lambda: len(server.requests) == 4)
+            assert not cache.is_full()
+            server.is_broken = False
+            await until(cache.is_full)
+            task.cancel()
+
+    asyncio.run(run())
