@@ -191,6 +191,8 @@ APISERVER: Sequence[str] = (
         endpoint_reconciler_type="none",
         service_cluster_ip_range=_SERVICES,
         authorization_mode="Node,RBAC",
+        # It asks webhooks at the addresses of their pods: no kube-proxy makes those of Services work.
+        enable_aggregator_routing="true",
         enable_admission_plugins="NodeRestriction",
         allow_privileged="true",
         client_ca_file=f"{DIRECTORY}/ca.crt",

@@ -1,0 +1,279 @@
+"""The controller in a real cluster: users' pods get their sidecars, and read; and who is refused, when and by whom."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from fusermount3_controller import serving_certificates
+from fusermount3_controller.serving_certificates import Certificates
+from tests.cluster import controller, server
+from tests.cluster.controller import ACCOUNT, DEPLOYMENT, NAME, NAMESPACE
+from tests.cluster.pods import applied
+from tests.kubernetes.objects import TEMPLATES, Object
+from tests.lab.pace import SLOWNESS
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Iterator
+
+    from tests.cluster.node import ClusterNode
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.usefixtures("controlled")]
+
+(SSHFS,) = [path for path in TEMPLATES if path.stem == "sshfs"]
+DRIVER = "csi.fusermount3-proxy.dev"
+ATTRIBUTES = {"volumeTemplate": "sshfs", "directory": "reports"}
+INLINE: Object = {"csi": {"driver": DRIVER, "volumeAttributes": ATTRIBUTES}}
+CLAIMED: Object = {"persistentVolumeClaim": {"claimName": "reports"}}
+INJECT = "fusermount3-proxy.dev/inject"
+
+
+@pytest.fixture(scope="module")
+def controlled(node_of_session: ClusterNode) -> Iterator[None]:
+    """The controller, and the template for sshfs."""
+    with controller.installed(node_of_session):
+        node_of_session.kubectl(
+            "wait", "--for=condition=Established", "crd/volumetemplates.fusermount3-proxy.dev", "--timeout=60s"
+        )
+        node_of_session.kubectl("apply", "--filename=-", input=SSHFS.read_text())
+        yield
+
+
+def pod(source: Object, **annotations: str) -> Object:
+    """Return what a user writes, who knows of no FUSE program."""
+    context = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "app", "annotations": annotations},
+        "spec": {
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": 1000,
+                "runAsGroup": 1000,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [
+                {
+                    "name": "app",
+                    "image": "busybox:1.37",
+                    "command": ["sh", "-c", "trap 'exit 0' TERM; sleep infinity & wait"],
+                    "securityContext": context,
+                    "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+                }
+            ],
+            "volumes": [{"name": "data", **source}],
+        },
+    }
+
+
+def tried(node: ClusterNode, *manifests: Object) -> subprocess.CompletedProcess[str]:
+    """Have the API server do all but create these, as `kubectl create --dry-run=server` does."""
+    words = ["create", "--dry-run=server", "--output=json", "--filename=-"]
+    return node.kubectl(*words, input=yaml.safe_dump_all(manifests), check=False)
+
+
+def sidecars(tried: subprocess.CompletedProcess[str]) -> list[str]:
+    assert tried.returncode == 0, tried.stderr
+    return [each["name"] for each in json.loads(tried.stdout)["spec"].get("initContainers", [])]
+
+
+def wait_until(true: Any, seconds: float = 60) -> None:
+    give_up = time.monotonic() + SLOWNESS * seconds
+    while not true():
+        assert time.monotonic() < give_up
+        time.sleep(0.2)
+
+
+def test_a_pod_with_six_lines_for_a_volume_reads_and_writes_through_sshfs(node: ClusterNode) -> None:
+    with applied(node, [pod(INLINE)]) as running:
+        running.wait_until_ready()
+        assert running.execute("cat", "/data/first").stdout == "first\n"
+        running.execute("sh", "-c", "echo webhook > /data/written")
+        assert server.execute(node, "cat reports/written; rm reports/written") == "webhook\n"
+        created = json.loads(node.kubectl("get", "pod", "app", "--output=json").stdout)
+        (sidecar,) = created["spec"]["initContainers"]
+        assert (sidecar["name"], sidecar["restartPolicy"]) == ("fuse-data", "Always")
+        assert created["spec"]["serviceAccountName"] == "default"
+
+
+def test_a_pod_whose_claim_is_created_with_it_reads_too(node: ClusterNode) -> None:
+    """Also if the controller's watch has not told it of the claim yet."""
+    volume = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": "reports"},
+        "spec": {
+            "capacity": {"storage": "1Gi"},
+            "accessModes": ["ReadWriteMany"],
+            "storageClassName": "",
+            "csi": {
+                "driver": DRIVER,
+                "volumeHandle": "reports",
+                "volumeAttributes": {**ATTRIBUTES, "fdPassingEmptyDirName": "fuse-fd-passing"},
+            },
+        },
+    }
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "reports"},
+        "spec": {
+            "accessModes": ["ReadWriteMany"],
+            "storageClassName": "",
+            "volumeName": "reports",
+            "resources": {"requests": {"storage": "1Gi"}},
+        },
+    }
+    with applied(node, [volume, claim, pod(CLAIMED)]) as running:
+        running.wait_until_ready()
+        assert running.execute("cat", "/data/first").stdout == "first\n"
+
+
+def test_a_claim_that_waits_for_its_first_consumer_is_resolved_by_its_class(node: ClusterNode) -> None:
+    storage_class = {
+        "apiVersion": "storage.k8s.io/v1",
+        "kind": "StorageClass",
+        "metadata": {"name": "reports"},
+        "provisioner": DRIVER,
+        "volumeBindingMode": "WaitForFirstConsumer",
+        "parameters": ATTRIBUTES,
+    }
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "reports"},
+        "spec": {
+            "accessModes": ["ReadWriteMany"],
+            "storageClassName": "reports",
+            "resources": {"requests": {"storage": "1Gi"}},
+        },
+    }
+    manifests = yaml.safe_dump_all([storage_class, claim])
+    node.kubectl("create", "--filename=-", input=manifests)
+    try:
+        assert sidecars(tried(node, pod(CLAIMED))) == ["fuse-data"]
+    finally:
+        node.kubectl("delete", "--filename=-", input=manifests)
+
+
+def test_others_stay_as_they_are(node: ClusterNode) -> None:
+    assert sidecars(tried(node, pod({"emptyDir": {}}))) == []
+    assert sidecars(tried(node, pod(CLAIMED))) == []
+    assert sidecars(tried(node, pod({"emptyDir": {}}, **{INJECT: "false"}))) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "annotations", "says"),
+    [
+        (
+            {"csi": {"driver": DRIVER, "volumeAttributes": {**ATTRIBUTES, "directroy": "x"}}},
+            {},
+            "csi.volumeAttributes: the template 'sshfs': unknown 'directroy', did you mean 'directory'?",
+        ),
+        (
+            {"csi": {"driver": DRIVER, "volumeAttributes": {"volumeTemplate": "ssh"}}},
+            {},
+            "there is no VolumeTemplate 'ssh'; there are sshfs",
+        ),
+        ({"emptyDir": {}}, {INJECT: "true"}, f"{INJECT}: none of the pod's volumes names a template"),
+        (INLINE, {"fusermount3-proxy.dev/cpu-limit": "much"}, "cpu-limit: must be a quantity such as 250m or 1Gi"),
+    ],
+)
+def test_who_asks_for_what_can_not_be_is_told_why(
+    node: ClusterNode, source: Object, annotations: dict[str, str], says: str
+) -> None:
+    refused = tried(node, pod(source, **annotations))
+    assert refused.returncode != 0
+    assert 'admission webhook "inject.fusermount3-proxy.dev" denied the request: ' in refused.stderr
+    assert says in refused.stderr
+
+
+def test_the_policy_says_what_has_happened_to_a_sidecar_without_its_restart_policy(node: ClusterNode) -> None:
+    """As if another webhook had removed it: what the policy sees is the same."""
+    stripped = json.loads(tried(node, pod(INLINE)).stdout)
+    del stripped["spec"]["initContainers"][0]["restartPolicy"]
+    for name in ("uid", "creationTimestamp"):
+        stripped["metadata"].pop(name, None)
+    refused = tried(node, stripped)
+    assert refused.returncode != 0
+    assert 'the init container fuse-data serves a volume and has no "restartPolicy: Always"' in refused.stderr
+    assert "another mutating webhook has removed it" in refused.stderr
+
+
+def test_the_controller_has_no_right_that_it_does_not_need(node: ClusterNode) -> None:
+    def can(*words: str) -> bool:
+        return node.kubectl("auth", "can-i", *words, "--as", ACCOUNT, check=False).stdout.strip() == "yes"
+
+    own = ["--namespace", NAMESPACE]
+    assert can("get", f"secrets/{NAME}-tls", *own)
+    assert can("list", "persistentvolumeclaims", "--all-namespaces")
+    for secret in (["secrets", *own], ["secrets/other", *own], ["secrets", "--namespace", "default"]):
+        for verb in ("get", "list", "watch", "create", "update", "delete"):
+            assert not can(verb, *secret), (verb, secret)
+    for verb in ("create", "update", "patch", "delete"):
+        for resource in (
+            "pods",
+            "persistentvolumeclaims",
+            "persistentvolumes",
+            "volumetemplates.fusermount3-proxy.dev",
+        ):
+            assert not can(verb, resource, "--all-namespaces"), (verb, resource)
+    assert not can("patch", "mutatingwebhookconfigurations/other")
+
+
+def test_a_certificate_is_renewed_and_no_pod_is_refused(node: ClusterNode) -> None:
+    """The Secret gets a certificate of 61 days ago; the controllers replace it."""
+    words = ["--namespace", NAMESPACE, "get", "secret", f"{NAME}-tls", "--output=json"]
+
+    def certificates() -> Certificates:
+        data = json.loads(node.kubectl(*words).stdout)["data"]
+        found = Certificates.of({name: base64.b64decode(text) for name, text in data.items()})
+        assert found is not None
+        return found
+
+    current = certificates()
+    then = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=61)
+    old = serving_certificates._signed(current, f"{NAME}.{NAMESPACE}.svc", then)
+    data = {name: base64.b64encode(value).decode() for name, value in old.data().items()}
+    patch = json.dumps({"data": data})
+    node.kubectl("--namespace", NAMESPACE, "patch", "secret", f"{NAME}-tls", "--patch", patch)
+    give_up = time.monotonic() + SLOWNESS * 60
+    while certificates() == old:
+        assert sidecars(tried(node, pod(INLINE))) == ["fuse-data"]
+        assert time.monotonic() < give_up
+    assert certificates().authorities == current.authorities
+    give_up = time.monotonic() + 12  # the other replica looks, too
+    while time.monotonic() < give_up:
+        assert sidecars(tried(node, pod(INLINE))) == ["fuse-data"]
+
+
+def test_while_it_is_away_only_those_who_ask_are_refused(node: ClusterNode) -> None:
+    def replicas(number: int) -> None:
+        node.kubectl("--namespace", NAMESPACE, "scale", DEPLOYMENT, f"--replicas={number}")
+
+    replicas(0)
+    pods = ["--namespace", NAMESPACE, "get", "pods", "--output=name"]
+    wait_until(lambda: not node.kubectl(*pods).stdout)
+    try:
+        for source, annotations in ((INLINE, {}), (CLAIMED, {INJECT: "true"})):
+            refused = tried(node, pod(source, **annotations))
+            assert refused.returncode != 0
+            assert 'failed calling webhook "inject.fusermount3-proxy.dev"' in refused.stderr
+        for source, annotations in (({"emptyDir": {}}, {}), (CLAIMED, {}), (INLINE, {INJECT: "false"})):
+            begin = time.monotonic()
+            assert sidecars(tried(node, pod(source, **annotations))) == []
+            # Below the webhook's timeout: nobody has waited for that.
+            assert time.monotonic() - begin < SLOWNESS * 2
+    finally:
+        replicas(2)
+        controller.wait_until_ready(node)
+    wait_until(lambda: tried(node, pod(INLINE)).returncode == 0)
+    assert sidecars(tried(node, pod(INLINE))) == ["fuse-data"]
