@@ -20,6 +20,7 @@ STATED = {
     "fusermount3_proxy/__init__.py": (rf'^__version__ = "{NUMBER}"$', 1),
     "packaging/kubernetes/chart/Chart.yaml": (rf"^(?:version|appVersion): {NUMBER}$", 2),
     "packaging/kubernetes/base/kustomization.yaml": _KUSTOMIZATION,
+    "packaging/kubernetes/controller/kustomization.yaml": (rf"- name: fusermount3-controller\n +newTag: {NUMBER}$", 1),
     "packaging/kubernetes/device-plugin/kustomization.yaml": _KUSTOMIZATION,
     "packaging/kubernetes/device-plugin-cdi/kustomization.yaml": _KUSTOMIZATION,
     "packaging/kubernetes/metrics/kustomization.yaml": _KUSTOMIZATION,

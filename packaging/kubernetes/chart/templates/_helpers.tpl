@@ -3,6 +3,11 @@ app.kubernetes.io/name: fusermount3-broker
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
+{{- define "controllerLabels" -}}
+app.kubernetes.io/name: fusermount3-controller
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
 {{- define "image" -}}
 image: {{ printf "%s:%s" .image.repository (.image.tag | default .default) | quote }}
 {{- with .policy }}

@@ -1,0 +1,209 @@
+"""Test the manifests of the controller: valid, least rights, Pod Security `restricted`, the same in the chart."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import kubernetes_validate
+import pytest
+
+from fusermount3_controller import cli, daemon, pod_annotations, rendering
+from fusermount3_controller.cluster_cache import _WATCHED
+from fusermount3_controller.pod_rules import SOCKET_VARIABLE
+from fusermount3_controller.served_volumes import Kind
+from fusermount3_controller.volume_templates import TEMPLATE_ATTRIBUTE
+from fusermount3_controller.webhook import PATH
+from fusermount3_proxy import __version__
+from tests.kubernetes.objects import (
+    CHART,
+    CONTROLLER,
+    KUSTOMIZATION,
+    NEWEST,
+    Object,
+    containers,
+    is_pulled_once,
+    name_of,
+    of_files,
+    the,
+)
+from tests.kubernetes.rendered import OLD_DRIVER, rendered_by_helm, rendered_by_kustomize
+from tests.lab.commands import CommandFailed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NAME = "fusermount3-controller"
+#: The first Kubernetes with all kinds in their present version.
+OLDEST = "1.30"
+OBJECTS = of_files([path for path in sorted(CONTROLLER.glob("*.yaml")) if path.name != KUSTOMIZATION])
+DEPLOYMENT = the("Deployment", OBJECTS)
+POD = DEPLOYMENT["spec"]["template"]
+(CONTAINER,) = containers(POD)
+WEBHOOKS = {each["name"].partition(".")[0]: each for each in the("MutatingWebhookConfiguration", OBJECTS)["webhooks"]}
+SECRET = the("Secret", OBJECTS)
+ENABLED = ("--set=controller.enabled=true", "--kube-version", OLDEST)
+
+
+def options() -> dict[str, str]:
+    return dict(word.removeprefix("--").split("=") for word in CONTAINER["args"] if word.startswith("--"))
+
+
+@pytest.mark.parametrize("each", OBJECTS, ids=name_of)
+def test_an_object_is_valid(each: Object) -> None:
+    for version in (OLDEST, NEWEST):
+        kubernetes_validate.validate(each, version, strict=True)
+
+
+def test_it_is_started_with_options_that_it_has_and_names_that_exist() -> None:
+    command, *_ = CONTAINER["args"]
+    known = {word.removeprefix("--") for each in cli.commands.commands[command].params for word in each.opts}
+    assert options().keys() <= known
+    assert options()["secret"] == SECRET["metadata"]["name"]
+    assert options()["configuration"] == the("MutatingWebhookConfiguration", OBJECTS)["metadata"]["name"]
+    service = the("Service", OBJECTS)
+    assert options()["service"] == service["metadata"]["name"]
+    ports = {each["name"]: str(each["containerPort"]) for each in CONTAINER["ports"]}
+    assert ports == {"webhook": options()["port"], "health": options()["health-port"]}
+    (port,) = service["spec"]["ports"]
+    for each in WEBHOOKS.values():
+        assert each["clientConfig"]["service"] == {
+            "name": service["metadata"]["name"],
+            "namespace": service["metadata"]["namespace"],
+            "path": PATH,
+            "port": port["port"],
+        }
+
+
+def test_all_that_is_in_a_namespace_is_in_its_own_which_is_restricted() -> None:
+    namespace = the("Namespace", OBJECTS)
+    assert namespace["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "restricted"}
+    used = {each["metadata"]["namespace"] for each in OBJECTS if "namespace" in each["metadata"]}
+    assert used == {namespace["metadata"]["name"]}
+
+
+def test_the_pod_passes_restricted_and_writes_nowhere() -> None:
+    assert POD["spec"]["securityContext"] == {
+        "runAsNonRoot": True,
+        "runAsUser": 65532,
+        "runAsGroup": 65532,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    assert CONTAINER["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert not {"volumes", "hostNetwork", "hostPID", "hostIPC"} & POD["spec"].keys()
+
+
+def test_two_run_and_one_of_them_whatever_is_drained() -> None:
+    assert DEPLOYMENT["spec"]["replicas"] == 2
+    assert DEPLOYMENT["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
+    budget = the("PodDisruptionBudget", OBJECTS)["spec"]
+    assert budget["minAvailable"] == 1
+    labels = POD["metadata"]["labels"]
+    selectors = [budget["selector"]["matchLabels"], DEPLOYMENT["spec"]["selector"]["matchLabels"]]
+    assert [*selectors, the("Service", OBJECTS)["spec"]["selector"]] == [labels] * 3
+
+
+def test_it_may_read_what_it_watches_and_write_two_objects_of_its_own() -> None:
+    readable = set()
+    for rule in the("ClusterRole", OBJECTS)["rules"]:
+        if rule["verbs"] == ["get", "list", "watch"]:
+            readable |= {(group, plural) for group in rule["apiGroups"] for plural in rule["resources"]}
+        else:
+            assert rule["resources"] == ["mutatingwebhookconfigurations"]
+            assert (rule["verbs"], rule["resourceNames"]) == (["get", "patch"], [options()["configuration"]])
+    watched = {kind: each.resource._api_info for kind, each in _WATCHED.items()}
+    assert readable == {(each.resource.group, each.plural) for each in watched.values()}
+    assert watched.keys() == set(Kind)
+    (rule,) = the("Role", OBJECTS)["rules"]
+    assert (rule["resources"], rule["verbs"]) == (["secrets"], ["get", "patch"])
+    assert rule["resourceNames"] == [SECRET["metadata"]["name"]]
+    assert "data" not in SECRET and "stringData" not in SECRET
+
+
+def test_only_those_who_ask_wait_for_it() -> None:
+    asks, claims = WEBHOOKS["inject"], WEBHOOKS["inject-claims"]
+    assert (asks["failurePolicy"], claims["failurePolicy"]) == ("Fail", "Ignore")
+    assert claims["timeoutSeconds"] < asks["timeoutSeconds"] <= 5
+    for each in (asks, claims):
+        assert (each["sideEffects"], each["reinvocationPolicy"]) == ("None", "IfNeeded")
+        assert [rule["operations"] for rule in each["rules"]] == [["CREATE"]]
+        assert "caBundle" not in each["clientConfig"]
+    conditions = {each["name"]: each["expression"] for hook in (asks, claims) for each in hook["matchConditions"]}
+    assert conditions["does-not-ask"] == f"!({conditions['asks']})"
+    for name in (pod_annotations.INJECT, rendering.DRIVER, TEMPLATE_ATTRIBUTE):
+        assert f"'{name}'" in conditions["asks"]
+
+
+def test_the_policy_knows_a_sidecar_by_what_each_has() -> None:
+    policy = the("ValidatingAdmissionPolicy", OBJECTS)["spec"]
+    for expression in (policy["matchConditions"][0], policy["variables"][0]):
+        assert f"'{SOCKET_VARIABLE}'" in expression["expression"]
+    binding = the("ValidatingAdmissionPolicyBinding", OBJECTS)["spec"]
+    policy_name = the("ValidatingAdmissionPolicy", OBJECTS)["metadata"]["name"]
+    assert binding == {"policyName": policy_name, "validationActions": ["Deny"]}
+
+
+def test_it_ends_before_kubelet_kills_it() -> None:
+    assert POD["spec"]["terminationGracePeriodSeconds"] > daemon.LINGER + daemon._SHUTDOWN
+    assert f"takes requests for {daemon.LINGER:.0f} seconds more" in (CONTROLLER / "deployment.yaml").read_text()
+
+
+@pytest.mark.e2e
+def test_the_image_is_that_of_this_version(kustomize: Path, helm: Path) -> None:
+    for rendered in (rendered_by_kustomize(kustomize, CONTROLLER), rendered_by_helm(helm, *ENABLED)):
+        (container,) = containers(rendered[f"Deployment {NAME}"]["spec"]["template"])
+        assert container["image"] == f"{NAME}:{__version__}"
+        assert is_pulled_once(container["image"])
+
+
+@pytest.mark.e2e
+def test_the_chart_has_the_same_if_it_is_enabled(kustomize: Path, helm: Path) -> None:
+    ours = rendered_by_kustomize(kustomize, CONTROLLER)
+    del ours[f"Namespace {NAME}"]
+    enabled = rendered_by_helm(helm, *ENABLED, release=NAME, namespace=NAME)
+    without = rendered_by_helm(helm, release=NAME, namespace=NAME)
+    assert enabled == ours | without
+    assert not ours.keys() & without.keys()
+
+
+@pytest.mark.e2e
+def test_the_chart_names_its_own_namespace_and_settings(helm: Path) -> None:
+    settings = (
+        *("--set=controller.replicas=3", "--set=imagePullSecrets[0].name=pull", "--set=imagePullPolicy=Always"),
+        *("--set=images.controller.repository=registry/c", "--set=controller.resources.limits.memory=1Gi"),
+    )
+    rendered = rendered_by_helm(helm, *ENABLED, *settings, release="name", namespace="elsewhere")
+    for each in rendered.values():
+        if each["kind"] != "CustomResourceDefinition":
+            kubernetes_validate.validate(each, OLDEST, strict=True)
+        assert NAME not in str(each["metadata"].get("namespace"))
+    spec = rendered[f"Deployment {NAME}"]["spec"]
+    (container,) = containers(spec["template"])
+    assert (spec["replicas"], container["imagePullPolicy"]) == (3, "Always")
+    assert (container["image"], container["resources"]["limits"]) == (f"registry/c:{__version__}", {"memory": "1Gi"})
+    assert spec["template"]["spec"]["imagePullSecrets"] == [{"name": "pull"}]
+    for webhook in rendered[f"MutatingWebhookConfiguration {NAME}"]["webhooks"]:
+        assert webhook["clientConfig"]["service"]["namespace"] == "elsewhere"
+    for kind in ("ClusterRoleBinding", "RoleBinding"):
+        assert rendered[f"{kind} {NAME}"]["subjects"][0]["namespace"] == "elsewhere"
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ((f"--set=driverName={OLD_DRIVER}",), "is for the default driverName"),
+        (("--kube-version", "1.29.9"), "needs Kubernetes 1.30"),
+        (("--set=controller.replicas=0",), "controller.replicas"),
+    ],
+)
+def test_the_chart_refuses_what_can_not_work(helm: Path, settings: tuple[str, ...], says: str) -> None:
+    with pytest.raises(CommandFailed, match=f"(?s){says}"):
+        rendered_by_helm(helm, *ENABLED, *settings)
+
+
+def test_the_chart_has_the_resource() -> None:
+    assert (CHART / "volumetemplates.yaml").read_text() == (CONTROLLER / "volumetemplates.yaml").read_text()
