@@ -13,10 +13,10 @@ import yaml
 
 from fusermount3_controller import serving_certificates
 from fusermount3_controller.serving_certificates import Certificates
-from tests.cluster import controller, server
-from tests.cluster.controller import ACCOUNT, DEPLOYMENT, NAME, NAMESPACE
+from tests.cluster import installed_controller, server
+from tests.cluster.installed_controller import ACCOUNT, DEPLOYMENT, NAME, NAMESPACE
 from tests.cluster.pods import applied
-from tests.kubernetes.objects import TEMPLATES, Object
+from tests.kubernetes.objects import Object
 from tests.lab.pace import SLOWNESS
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.usefixtures("controlled")]
 
-(SSHFS,) = [path for path in TEMPLATES if path.stem == "sshfs"]
 DRIVER = "csi.fusermount3-proxy.dev"
 ATTRIBUTES = {"volumeTemplate": "sshfs", "directory": "reports"}
 INLINE: Object = {"csi": {"driver": DRIVER, "volumeAttributes": ATTRIBUTES}}
@@ -38,11 +37,7 @@ INJECT = "fusermount3-proxy.dev/inject"
 @pytest.fixture(scope="module")
 def controlled(node_of_session: ClusterNode) -> Iterator[None]:
     """The controller, and the template for sshfs."""
-    with controller.installed(node_of_session):
-        node_of_session.kubectl(
-            "wait", "--for=condition=Established", "crd/volumetemplates.fusermount3-proxy.dev", "--timeout=60s"
-        )
-        node_of_session.kubectl("apply", "--filename=-", input=SSHFS.read_text())
+    with installed_controller.installed(node_of_session):
         yield
 
 
@@ -274,6 +269,6 @@ def test_while_it_is_away_only_those_who_ask_are_refused(node: ClusterNode) -> N
             assert time.monotonic() - begin < SLOWNESS * 2
     finally:
         replicas(2)
-        controller.wait_until_ready(node)
+        installed_controller.wait_until_ready(node)
     wait_until(lambda: tried(node, pod(INLINE)).returncode == 0)
     assert sidecars(tried(node, pod(INLINE))) == ["fuse-data"]

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import re
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import yaml
 from click.testing import CliRunner
 
-from fusermount3_controller import cli, expressions, pod_annotations, pod_rules, rendering, volume_templates
+from fusermount3_controller import (
+    cli,
+    cluster_cache,
+    expressions,
+    pod_annotations,
+    pod_rules,
+    rendering,
+    serving_certificates,
+    volume_templates,
+)
+from fusermount3_controller.admission import RESULTS
+from fusermount3_controller.controller_metrics import FAILED, MALFORMED, Metrics
 from fusermount3_controller.offline import rendered
+from fusermount3_controller.served_volumes import Kind
 from tests.e2e.documented import PAGES, ROOT, block, blocks
 
 if TYPE_CHECKING:
@@ -20,7 +31,8 @@ if TYPE_CHECKING:
 
 PAGE = PAGES["templates.md"].read_text()
 TEMPLATES = ROOT / "packaging/kubernetes/templates"
-EXAMPLES = [yaml.safe_load(each.text) for each in blocks() if (each.page, each.language) == ("templates.md", "yaml")]
+OF_PAGE = [yaml.safe_load(each.text) for each in blocks() if (each.page, each.language) == ("templates.md", "yaml")]
+EXAMPLES = [each for each in OF_PAGE if each["kind"] != "Kustomization"]
 
 
 def rows(heading: str) -> dict[str, str]:
@@ -96,7 +108,27 @@ def test_numbers_are_those_of_the_code() -> None:
 
 
 def test_the_page_says_what_does_not_exist() -> None:
-    """Whoever adds a command that calls a cluster has to change the page."""
-    assert set(cli.commands.commands) == {"render"}
-    assert "nothing in a cluster reads templates" in PAGE
-    assert Path(ROOT / "packaging/kubernetes/controller/volumetemplates.yaml").exists()
+    """Whoever adds a command that does more has to change the page."""
+    assert set(cli.commands.commands) == {"render", "webhook"}
+    assert "nobody runs a pod for a shared volume" in PAGE
+
+
+def test_all_metrics_are_listed() -> None:
+    metrics = Metrics()
+    metrics.show_cache(lambda: dict.fromkeys(Kind, 0), lambda: 0.0)
+    metrics.show_certificate(lambda: 0.0)
+    found = set(re.findall("^# TYPE (\\S+) ", metrics.exposition().decode(), re.MULTILINE))
+    assert {f"`{name}`" for name in found if not name.endswith("_created")} == set(rows("metric"))
+    for result in (*RESULTS, FAILED, MALFORMED):
+        assert f"`{result}`" in rows("metric")["`fusermount3_controller_admissions_total`"]
+
+
+def test_what_it_says_of_the_controller_is_so() -> None:
+    text = " ".join(PAGE.split())
+    life, authority = serving_certificates.CERTIFICATE_LIFE.days, serving_certificates.AUTHORITY_LIFE.days
+    assert f"after {life * 2 // 3} of its {life} days" in text and authority == 3650
+    assert serving_certificates.SETTLE.total_seconds() == 3600
+    assert cluster_cache.RESYNC == 300
+    (configuration,) = yaml.safe_load_all((ROOT / "packaging/kubernetes/controller/webhook.yaml").read_text())
+    assert [each["timeoutSeconds"] for each in configuration["webhooks"]] == [5, 2]
+    assert configuration["webhooks"][0]["name"] in text

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import yaml
 
 from tests.cluster import configuration, images
+from tests.cluster.commands import execute
+from tests.e2e.documented import block, blocks
 from tests.kubernetes.objects import CONTROLLER, KUSTOMIZATION
 from tests.lab.cache import Cache, recipe_hash
 from tests.lab.commands import run
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
     from tests.cluster.node import ClusterNode
 
+PAGE = "templates.md"
 NAME = NAMESPACE = "fusermount3-controller"
 DEPLOYMENT = f"deployment/{NAME}"
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:{NAME}"
@@ -62,7 +65,7 @@ def _files(path: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def installed(node: ClusterNode) -> Iterator[None]:
-    """Apply the manifests, and wait until the controller runs; remove it after the block.
+    """Install it as docs/templates.md says, with the template for sshfs; remove it after the block.
 
     The node has no kube-proxy, so nobody is behind the address of the API server's Service: the pods are told another.
     """
@@ -72,16 +75,15 @@ def installed(node: ClusterNode) -> Iterator[None]:
     env = [{"name": name, "value": value} for name, value in where.items()]
     patch = [{"op": "add", "path": "/spec/template/spec/containers/0/env", "value": env}]
     with tempfile.TemporaryDirectory() as directory:
-        overlay = {
-            "apiVersion": "kustomize.config.k8s.io/v1beta1",
-            "kind": "Kustomization",
-            "resources": [os.path.relpath(CONTROLLER, Path(directory).resolve())],
-            "images": [{"name": NAME, "newName": f"localhost/{NAME}"}],
-            "patches": [{"target": {"kind": "Deployment"}, "patch": yaml.safe_dump(patch)}],
-        }
+        (page,) = [each.text for each in blocks() if each.page == PAGE and each.text.startswith(f"# {KUSTOMIZATION}")]
+        overlay = yaml.safe_load(page.replace("REGISTRY/", "localhost/"))
+        # kustomize takes no absolute path.
+        overlay["resources"] = [os.path.relpath(CONTROLLER, Path(directory).resolve())]
+        overlay["patches"] = [{"target": {"kind": "Deployment"}, "patch": yaml.safe_dump(patch)}]
         Path(directory, KUSTOMIZATION).write_text(yaml.safe_dump(overlay))
+        Path(directory, "packaging").symlink_to(SOURCES / "packaging")
         try:
-            node.kubectl("apply", "--kustomize", directory)
+            execute(node, block(PAGE, "kubectl apply --kustomize").text, Path(directory))
             wait_until_ready(node)
             yield
         finally:
