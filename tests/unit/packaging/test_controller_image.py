@@ -1,0 +1,35 @@
+"""What is in the controller's image: all that the controller imports."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+from tests.unit.test_imports import OF_CONTROLLER, ROOT, imports, in_broker, libraries, reach, source_of
+
+SCRIPT = (ROOT / "packaging/container/build-controller").read_text()
+WHEELS = runpy.run_path(str(ROOT / "packaging/container/controller_wheels.py"))
+
+
+def test_its_libraries_are_those_that_are_imported() -> None:
+    imported = set().union(*(libraries(imports(file)) for file in OF_CONTROLLER)) - set(sys.stdlib_module_names)
+    required = {re.split("[<>=]", each)[0].lower() for each in WHEELS["requirements"]()}
+    # lightkube brings httpx2, whose exceptions it raises.
+    found = [set(map(_normalized, packages_distributions()[name])) for name in imported - {"httpx2"}]
+    assert all(each & required for each in found)
+    assert required <= set().union(*found)
+
+
+def _normalized(distribution: str) -> str:
+    return distribution.lower().replace("_", "-")
+
+
+def test_its_modules_are_those_that_are_imported() -> None:
+    modules = set().union(*(reach(f"fusermount3_controller.{file.stem}") for file in OF_CONTROLLER))
+    files = {source.relative_to(ROOT) for name in modules if (source := source_of(name)) is not None}
+    copied = [Path(each) for each in re.findall(r'^ +cp (?:-r )?"\$top/(\S+)"', SCRIPT, re.MULTILINE)]
+    assert [each for each in files if not any(each.is_relative_to(whole) for whole in copied)] == []
+    assert {name for name in modules if in_broker(name)} >= {"fusermount3_broker.messages.untrusted_text"}
