@@ -23,6 +23,10 @@ OLD_DRIVER = "meta-fuse-csi-plugin.csi.storage.pfn.io"
 #: Prefix of the attributes that kubelet adds (CSIDriver's podInfoOnMount), and the one with the pod's UID.
 _KUBELETS = "csi.storage.k8s.io/"
 _POD_UID = "csi.storage.k8s.io/pod.uid"
+#: Kubelet's attribute of an inline volume, which is "true" there.
+_EPHEMERAL = "csi.storage.k8s.io/ephemeral"
+#: The attribute that names a VolumeTemplate. Beside it are the template's parameters, which are the controller's.
+TEMPLATE = "volumeTemplate"
 
 _MODES = VolumeCapability.AccessMode
 _READER_ONLY = (_MODES.SINGLE_NODE_READER_ONLY, _MODES.MULTI_NODE_READER_ONLY)
@@ -246,10 +250,18 @@ def _quoted(text: str) -> str:
 
 
 def _attributes(context: Mapping[str, str]) -> Attributes:
-    """Return the volumeAttributes without those that kubelet adds. Raises Refusal."""
+    """Return the volumeAttributes without those that kubelet adds, and without a template's. Raises Refusal.
+
+    The controller takes a template's attributes out of an inline volume when it puts the program into the pod; those
+    of a PersistentVolume it can't change.
+    """
+    has_template = TEMPLATE in context
+    if has_template and context.get(_EPHEMERAL) == "true":
+        why = "fusermount3-controller did not give the pod a container for its volumeTemplate: create the pod again"
+        raise Refusal(INVALID_ARGUMENT, f"volumeAttributes: {why}")
     found: dict[str, Any] = {}
     for name, value in context.items():
-        if name.startswith(_KUBELETS):
+        if name.startswith(_KUBELETS) or (has_template and name not in ATTRIBUTES):
             continue
         if name not in ATTRIBUTES:
             near = difflib.get_close_matches(name, ATTRIBUTES, 1, cutoff=0.0)[0]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusermount3_broker.csi import volume_requests
-from fusermount3_controller import pod_annotations, rendering
+from fusermount3_controller import pod_annotations, rendering, volume_templates
 from fusermount3_controller.faults import Invalid
 from fusermount3_controller.injection import inject
 from fusermount3_controller.served_volumes import Known, uses
@@ -77,6 +77,7 @@ def test_the_pod_that_was_given_stays_as_it_is() -> None:
 
 def test_a_volume_is_found_where_the_driver_makes_its_socket() -> None:
     attributes = volume_requests.Attributes()
+    assert volume_requests.TEMPLATE == volume_templates.TEMPLATE_ATTRIBUTE
     assert (attributes.empty_dir, attributes.socket) == (rendering.DEFAULT_DIRECTORY, rendering.DEFAULT_SOCKET)
     result = inject(pod(inline(fdPassingEmptyDirName="sockets", fdPassingSocketName="s")), KNOWN)
     (container,) = result["spec"]["initContainers"]

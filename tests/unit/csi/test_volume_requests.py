@@ -169,6 +169,26 @@ def test_what_a_refusal_repeats_is_bounded() -> None:
     assert len(refused(target_path="/" + "x" * 4000)) < 300
 
 
+# Templates
+
+
+def test_beside_the_name_of_a_template_are_its_parameters() -> None:
+    context = {"volumeTemplate": "s3", "bucket": "photos", "mountOption": "x", "fdPassingEmptyDirName": "sockets"}
+    assert publish(context=context) == publish(context={"fdPassingEmptyDirName": "sockets"})
+    assert "'mountTiming' must be" in refused(context={**context, "mountTiming": "lazy"})
+
+
+def test_an_inline_volume_that_still_names_a_template_has_no_program() -> None:
+    """The controller takes the name out of it."""
+    context = {"csi.storage.k8s.io/ephemeral": "true", "volumeTemplate": "s3", "bucket": "photos"}
+    assert refused(context=context) == (
+        "volumeAttributes: fusermount3-controller did not give the pod a container for its volumeTemplate: "
+        "create the pod again"
+    )
+    of_volume = {**context, "csi.storage.k8s.io/ephemeral": "false"}
+    assert publish(context=of_volume) == publish()
+
+
 # Mount options
 
 
