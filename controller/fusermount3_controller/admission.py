@@ -1,7 +1,8 @@
-"""What the API server asks before it creates a pod, and the answer: an AdmissionReview of admission.k8s.io/v1. Pure.
+"""What the API server asks before it creates an object, and the answer: an AdmissionReview of v1. Pure.
 
-The answer is the difference between the pod and what it becomes, as a JSON patch (RFC 6902). Nothing but the answer
-comes of a request, so a dry run is answered as any other; and the answer to a pod that was answered before is no patch.
+The answer to a pod is the difference between the pod and what it becomes, as a JSON patch (RFC 6902); the answer to a
+VolumeTemplate, whether it can be used. Nothing but the answer comes of a request, so a dry run is answered as any
+other; and the answer to a pod that was answered before is no patch.
 """
 
 import base64
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jsonpatch
 
+from fusermount3_controller import volume_templates
 from fusermount3_controller.faults import Fault, Invalid, quoted
 from fusermount3_controller.injection import inject
 from fusermount3_controller.manifests import check_pod
@@ -26,10 +28,10 @@ Manifest = dict[str, Any]
 
 
 class Request(NamedTuple):
-    """A pod that is to be created; `pod` has the namespace in which that is."""
+    """An object that is to be created, or changed; a pod has the namespace in which that is."""
 
     uid: str
-    pod: Manifest
+    manifest: Manifest
 
 
 class Answer(NamedTuple):
@@ -41,19 +43,13 @@ class Answer(NamedTuple):
 
 
 #: What can come of a request that is answered.
-INJECTED, UNCHANGED, REFUSED = RESULTS = ("injected", "unchanged", "refused")
+INJECTED, UNCHANGED, ACCEPTED, REFUSED = RESULTS = ("injected", "unchanged", "accepted", "refused")
 
 
-def request_of(review: object) -> Request:
+def about_pod(review: object) -> Request:
     """Return what an AdmissionReview asks. Raises Invalid if it is none, or not about the creation of a pod."""
-    if not isinstance(review, Mapping) or (review.get("apiVersion"), review.get("kind")) != (API_VERSION, KIND):
-        raise Invalid([Fault("", f"must be an {KIND} of {API_VERSION}")])
-    request = review.get("request")
-    if not isinstance(request, Mapping) or not isinstance(request.get("uid"), str):
-        raise Invalid([Fault("request.uid", "is missing")])
-    pod = request.get("object")
-    if not isinstance(pod, Mapping) or pod.get("kind") != "Pod" or request.get("operation") != "CREATE":
-        raise Invalid([Fault("request", "must be about the creation of a pod")])
+    request = _request_of(review, "Pod", ("CREATE",))
+    pod = request["object"]
     metadata = pod.get("metadata")
     if not isinstance(metadata, Mapping):
         raise Invalid([Fault("request.object.metadata", "must be an object")])
@@ -64,20 +60,53 @@ def request_of(review: object) -> Request:
     return Request(request["uid"], {**pod, "metadata": {**metadata, "namespace": namespace}})
 
 
-def answer(request: Request, known: Known) -> Answer:
+def about_template(review: object) -> Request:
+    """Return what an AdmissionReview asks. Raises Invalid if it is none, or not about a VolumeTemplate."""
+    request = _request_of(review, volume_templates.KIND, ("CREATE", "UPDATE"))
+    return Request(request["uid"], dict(request["object"]))
+
+
+def _request_of(review: object, kind: str, operations: tuple[str, ...]) -> Mapping[str, Any]:
+    if not isinstance(review, Mapping) or (review.get("apiVersion"), review.get("kind")) != (API_VERSION, KIND):
+        raise Invalid([Fault("", f"must be an {KIND} of {API_VERSION}")])
+    request = review.get("request")
+    if not isinstance(request, Mapping) or not isinstance(request.get("uid"), str):
+        raise Invalid([Fault("request.uid", "is missing")])
+    manifest = request.get("object")
+    is_right = isinstance(manifest, Mapping) and manifest.get("kind") == kind
+    if not is_right or request.get("operation") not in operations:
+        raise Invalid([Fault("request", f"must be {' or '.join(operations)} of a {kind}")])
+    return request
+
+
+def injected(request: Request, known: Known) -> Answer:
     """Return whether the pod may be created, and the patch that makes of it what its volumes need."""
+    pod = request.manifest
     try:
-        check_pod(request.pod)
-        _check_placement(request.pod, known)
-        injected = inject(request.pod, known)
+        check_pod(pod)
+        _check_placement(pod, known)
+        result = inject(pod, known)
     except Invalid as error:
-        why = "; ".join(map(str, error.faults))
-        return Answer(_review(request, allowed=False, status={**_STATUS, "message": why}), REFUSED, why)
-    patch = jsonpatch.make_patch(request.pod, injected).patch
+        return _refused(request, error)
+    patch = jsonpatch.make_patch(pod, result).patch
     if not patch:
         return Answer(_review(request, allowed=True), UNCHANGED)
     encoded = base64.b64encode(json.dumps(patch).encode()).decode()
     return Answer(_review(request, allowed=True, patchType="JSONPatch", patch=encoded), INJECTED)
+
+
+def checked(request: Request) -> Answer:
+    """Return whether the template can be used, and what is wrong with it, by field."""
+    try:
+        volume_templates.parse(request.manifest)
+    except Invalid as error:
+        return _refused(request, error)
+    return Answer(_review(request, allowed=True), ACCEPTED)
+
+
+def _refused(request: Request, error: Invalid) -> Answer:
+    why = "; ".join(map(str, error.faults))
+    return Answer(_review(request, allowed=False, status={**_STATUS, "message": why}), REFUSED, why)
 
 
 def _check_placement(pod: Manifest, known: Known) -> None:

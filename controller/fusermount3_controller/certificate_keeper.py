@@ -13,8 +13,10 @@ import ssl
 from typing import NamedTuple, NoReturn
 
 from lightkube import ApiError, AsyncClient
-from lightkube.models.admissionregistration_v1 import MutatingWebhook
-from lightkube.resources.admissionregistration_v1 import MutatingWebhookConfiguration
+from lightkube.resources.admissionregistration_v1 import (
+    MutatingWebhookConfiguration,
+    ValidatingWebhookConfiguration,
+)
 from lightkube.resources.core_v1 import Secret
 from lightkube.types import PatchType
 
@@ -24,11 +26,16 @@ from fusermount3_controller.serving_certificates import Certificates, due
 INTERVAL = 10.0
 _CONFLICT = 409
 
+_Configuration = MutatingWebhookConfiguration | ValidatingWebhookConfiguration
+
 _log = logging.getLogger(__name__)
 
 
 class Names(NamedTuple):
-    """Where the certificates are: the Secret, the configuration that trusts them, and the host that they name."""
+    """Where the certificates are: the Secret, the configurations that trust them, and the host that they name.
+
+    `configuration`: of both, the MutatingWebhookConfiguration and the ValidatingWebhookConfiguration.
+    """
 
     namespace: str
     secret: str
@@ -70,7 +77,8 @@ class CertificateKeeper:
             _load(self.context, current)
             self._loaded = current
             _log.info("the certificate is valid until %s", current.expiry().isoformat())
-        await self._publish(current.authorities)
+        for configuration in (MutatingWebhookConfiguration, ValidatingWebhookConfiguration):
+            await self._publish(configuration, current.authorities)
 
     async def _renewed(self, now: datetime.datetime) -> Certificates:
         """Return what is in the Secret, after writing what is due."""
@@ -96,28 +104,28 @@ class CertificateKeeper:
                 continue  # another replica was faster: what it has written may be all that was due
             _log.info("the certificates have been renewed")
 
-    async def _publish(self, authorities: bytes) -> None:
+    async def _publish(self, resource: type[_Configuration], authorities: bytes) -> None:
         """Have the API server trust these authorities."""
         bundle = base64.b64encode(authorities).decode()
-        configuration = await self._client.get(MutatingWebhookConfiguration, self._names.configuration)
+        configuration: _Configuration = await self._client.get(resource, self._names.configuration)
         webhooks = configuration.webhooks or []
         if all(each.clientConfig.caBundle == bundle for each in webhooks):
             return
         assert configuration.metadata is not None
         patch = {
             "metadata": {"resourceVersion": configuration.metadata.resourceVersion},
-            "webhooks": [_trusting(each, bundle) for each in webhooks],
+            "webhooks": [_trusting(each.name, bundle) for each in webhooks],
         }
         try:
-            await self._client.patch(MutatingWebhookConfiguration, self._names.configuration, patch)
+            await self._client.patch(resource, self._names.configuration, patch)
         except ApiError as error:
             if error.status.code != _CONFLICT:
                 raise
 
 
-def _trusting(webhook: MutatingWebhook, bundle: str) -> dict[str, object]:
+def _trusting(name: str, bundle: str) -> dict[str, object]:
     """Return the part of a strategic merge patch that changes the bundle of this webhook, and no other field."""
-    return {"name": webhook.name, "clientConfig": {"caBundle": bundle}}
+    return {"name": name, "clientConfig": {"caBundle": bundle}}
 
 
 def _load(context: ssl.SSLContext, certificates: Certificates) -> None:

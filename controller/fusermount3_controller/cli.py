@@ -89,13 +89,14 @@ def render(files: tuple[Path, ...], settings: tuple[str, ...]) -> None:
 @click.option("--service", metavar="NAME", default=_NAME, show_default=True, help="By which the API server asks.")
 @click.option("--secret", metavar="NAME", default=f"{_NAME}-tls", show_default=True, help="Gets the certificates.")
 @click.option(
-    "--configuration", metavar="NAME", default=_NAME, show_default=True, help="The MutatingWebhookConfiguration."
+    "--configuration", metavar="NAME", default=_NAME, show_default=True, help="Of the two webhook configurations."
 )
 def webhook(**settings: Any) -> None:
     """Give pods their sidecars when they are created.
 
-    A mutating admission webhook: the API server asks it about pods that have volumes of the driver. The cluster is that
-    of the pod in which it runs, or that of KUBECONFIG. It ends on SIGTERM, after the requests in flight.
+    An admission webhook: the API server asks it about pods that have volumes of the driver, and about VolumeTemplates.
+    The cluster is that of the pod in which it runs, or that of KUBECONFIG. It ends on SIGTERM, after the requests in
+    flight.
     """
     from fusermount3_controller.daemon import Settings, serve
 

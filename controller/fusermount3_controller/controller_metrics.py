@@ -24,7 +24,10 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self._requests = Counter(
-            f"{_PREFIX}_admissions", "Pods about which the API server has asked.", ["result"], registry=self._registry
+            f"{_PREFIX}_admissions",
+            "Pods and templates about which the API server has asked.",
+            ["result"],
+            registry=self._registry,
         )
         for result in (*RESULTS, FAILED, MALFORMED):
             self._requests.labels(result)

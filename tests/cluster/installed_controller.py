@@ -98,9 +98,10 @@ def wait_until_ready(node: ClusterNode) -> None:
     assert rolled.returncode == 0, description(node)
     give_up = time.monotonic() + 60
     bundle = "jsonpath={.webhooks[*].clientConfig.caBundle}"
-    while len(node.kubectl("get", "mutatingwebhookconfiguration", NAME, f"--output={bundle}").stdout.split()) < 2:
-        assert time.monotonic() < give_up, description(node)
-        time.sleep(0.2)
+    for kind in ("mutatingwebhookconfiguration", "validatingwebhookconfiguration"):
+        while not node.kubectl("get", kind, NAME, f"--output={bundle}").stdout:
+            assert time.monotonic() < give_up, description(node)
+            time.sleep(0.2)
 
 
 def description(node: ClusterNode) -> str:

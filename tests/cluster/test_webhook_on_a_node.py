@@ -191,6 +191,21 @@ def test_who_asks_for_what_can_not_be_is_told_why(
     assert says in refused.stderr
 
 
+def test_a_template_that_could_not_be_used_is_refused_by_field(node: ClusterNode) -> None:
+    manifest = json.loads(node.kubectl("get", "volumetemplate", "sshfs", "--output=json").stdout)
+    manifest["metadata"] = {"name": "other"}
+    assert tried(node, manifest).returncode == 0
+    (container,) = manifest["spec"]["volumeStaging"]["podTemplate"]["spec"]["containers"]
+    container["image"] = "{{ params.image }}"
+    container["securityContext"] = {"privileged": True}
+    refused = tried(node, manifest)
+    assert refused.returncode != 0
+    assert 'admission webhook "check.fusermount3-proxy.dev" denied the request: ' in refused.stderr
+    field = "spec.volumeStaging.podTemplate.spec.containers[0]"
+    assert f"{field}.image: params.image is not in spec.parameters" in refused.stderr
+    assert f"{field}.securityContext.privileged: must be false" in refused.stderr
+
+
 def test_the_policy_says_what_has_happened_to_a_sidecar_without_its_restart_policy(node: ClusterNode) -> None:
     """As if another webhook had removed it: what the policy sees is the same."""
     stripped = json.loads(tried(node, pod(INLINE)).stdout)

@@ -12,7 +12,7 @@ from fusermount3_controller.cluster_cache import _WATCHED
 from fusermount3_controller.pod_rules import SOCKET_VARIABLE
 from fusermount3_controller.served_volumes import Kind
 from fusermount3_controller.volume_templates import TEMPLATE_ATTRIBUTE
-from fusermount3_controller.webhook import PATH
+from fusermount3_controller.webhook import CHECK, INJECT
 from fusermount3_proxy import __version__
 from tests.kubernetes.objects import (
     CHART,
@@ -40,6 +40,7 @@ DEPLOYMENT = the("Deployment", OBJECTS)
 POD = DEPLOYMENT["spec"]["template"]
 (CONTAINER,) = containers(POD)
 WEBHOOKS = {each["name"].partition(".")[0]: each for each in the("MutatingWebhookConfiguration", OBJECTS)["webhooks"]}
+(CHECKING,) = the("ValidatingWebhookConfiguration", OBJECTS)["webhooks"]
 SECRET = the("Secret", OBJECTS)
 ENABLED = ("--set=controller.enabled=true", "--kube-version", OLDEST)
 
@@ -59,19 +60,17 @@ def test_it_is_started_with_options_that_it_has_and_names_that_exist() -> None:
     known = {word.removeprefix("--") for each in cli.commands.commands[command].params for word in each.opts}
     assert options().keys() <= known
     assert options()["secret"] == SECRET["metadata"]["name"]
-    assert options()["configuration"] == the("MutatingWebhookConfiguration", OBJECTS)["metadata"]["name"]
+    for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"):
+        assert options()["configuration"] == the(kind, OBJECTS)["metadata"]["name"]
     service = the("Service", OBJECTS)
     assert options()["service"] == service["metadata"]["name"]
     ports = {each["name"]: str(each["containerPort"]) for each in CONTAINER["ports"]}
     assert ports == {"webhook": options()["port"], "health": options()["health-port"]}
     (port,) = service["spec"]["ports"]
+    named = {"name": service["metadata"]["name"], "namespace": service["metadata"]["namespace"], "port": port["port"]}
     for each in WEBHOOKS.values():
-        assert each["clientConfig"]["service"] == {
-            "name": service["metadata"]["name"],
-            "namespace": service["metadata"]["namespace"],
-            "path": PATH,
-            "port": port["port"],
-        }
+        assert each["clientConfig"]["service"] == {**named, "path": INJECT}
+    assert CHECKING["clientConfig"]["service"] == {**named, "path": CHECK}
 
 
 def test_all_that_is_in_a_namespace_is_in_its_own_which_is_restricted() -> None:
@@ -106,13 +105,13 @@ def test_two_run_and_one_of_them_whatever_is_drained() -> None:
     assert [*selectors, the("Service", OBJECTS)["spec"]["selector"]] == [labels] * 3
 
 
-def test_it_may_read_what_it_watches_and_write_two_objects_of_its_own() -> None:
+def test_it_may_read_what_it_watches_and_write_three_objects_of_its_own() -> None:
     readable = set()
     for rule in the("ClusterRole", OBJECTS)["rules"]:
         if rule["verbs"] == ["get", "list", "watch"]:
             readable |= {(group, plural) for group in rule["apiGroups"] for plural in rule["resources"]}
         else:
-            assert rule["resources"] == ["mutatingwebhookconfigurations"]
+            assert rule["resources"] == ["mutatingwebhookconfigurations", "validatingwebhookconfigurations"]
             assert (rule["verbs"], rule["resourceNames"]) == (["get", "patch"], [options()["configuration"]])
     watched = {kind: each.resource._api_info for kind, each in _WATCHED.items()}
     assert readable == {(each.resource.group, each.plural) for each in watched.values()}
@@ -135,6 +134,15 @@ def test_only_those_who_ask_wait_for_it() -> None:
     assert conditions["does-not-ask"] == f"!({conditions['asks']})"
     for name in (pod_annotations.INJECT, rendering.DRIVER, TEMPLATE_ATTRIBUTE):
         assert f"'{name}'" in conditions["asks"]
+
+
+def test_templates_are_checked() -> None:
+    (rule,) = CHECKING["rules"]
+    assert (CHECKING["failurePolicy"], CHECKING["sideEffects"]) == ("Fail", "None")
+    definition = the("CustomResourceDefinition", OBJECTS)["spec"]
+    assert (rule["apiGroups"], rule["resources"]) == ([definition["group"]], [definition["names"]["plural"]])
+    assert rule["apiVersions"] == [each["name"] for each in definition["versions"]]
+    assert rule["operations"] == ["CREATE", "UPDATE"]
 
 
 def test_the_policy_knows_a_sidecar_by_what_each_has() -> None:

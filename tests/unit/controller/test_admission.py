@@ -13,7 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusermount3_controller import rendering
-from fusermount3_controller.admission import INJECTED, REFUSED, UNCHANGED, Answer, answer, request_of
+from fusermount3_controller.admission import (
+    ACCEPTED,
+    INJECTED,
+    REFUSED,
+    UNCHANGED,
+    Answer,
+    about_pod,
+    about_template,
+    checked,
+    injected,
+)
 from fusermount3_controller.faults import Invalid
 from fusermount3_controller.injection import inject
 from fusermount3_controller.served_volumes import Kind, Known, Reference, missing
@@ -26,7 +36,7 @@ CLASS = {"provisioner": rendering.DRIVER, "parameters": {"volumeTemplate": "s3",
 
 
 def answered(pod: Manifest, known: Known = KNOWN) -> Answer:
-    return answer(request_of(review(pod)), known)
+    return injected(about_pod(review(pod)), known)
 
 
 def patched(pod: Manifest, answer: Answer) -> Manifest:
@@ -109,14 +119,44 @@ def test_a_refusal_is_a_sentence(volume: Manifest, says: str) -> None:
 
 def test_what_is_not_a_pod_s_creation_is_no_request() -> None:
     right = review(pod())
-    request_of(right)
+    about_pod(right)
     wrong: list[Any] = [None, [], {}, right | {"apiVersion": "admission.k8s.io/v1beta1"}]
     for name, value in [("uid", None), ("operation", "UPDATE"), ("object", None), ("object", {"kind": "Job"})]:
         wrong.append(copy.deepcopy(right))
         wrong[-1]["request"][name] = value
     for each in wrong:
         with pytest.raises(Invalid):
-            request_of(each)
+            about_pod(each)
+
+
+# Templates
+
+
+def asked_about(template: Manifest, operation: str = "CREATE") -> Answer:
+    asked = review(template)
+    asked["request"]["operation"] = operation
+    return checked(about_template(asked))
+
+
+@pytest.mark.parametrize("operation", ["CREATE", "UPDATE"])
+def test_a_template_that_can_be_used_is_accepted(operation: str) -> None:
+    said = asked_about(template(), operation)
+    assert (said.result, said.review["response"]) == (ACCEPTED, {"uid": "1", "allowed": True})
+
+
+def test_a_template_is_refused_with_all_that_is_wrong_by_field() -> None:
+    said = asked_about(template(args=["{{ params.bukcet }}"], securityContext={"privileged": True}))
+    assert (said.result, said.review["response"]["allowed"]) == (REFUSED, False)
+    field = "spec.volumeStaging.podTemplate.spec.containers[0]"
+    assert f"{field}.args[0]: params.bukcet is not in spec.parameters" in said.why
+    assert f"{field}.securityContext.privileged: must be false" in said.why
+
+
+def test_a_pod_is_no_template() -> None:
+    with pytest.raises(Invalid):
+        about_template(review(pod()))
+    with pytest.raises(Invalid):
+        about_pod(review(template()))
 
 
 # What has to be looked up

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import copy
 import datetime
 import ssl
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 NAMES = Names(NAMESPACE, "tls", "webhooks", "controller.fusermount3-proxy.svc")
 SECRET = f"/api/v1/namespaces/{NAMESPACE}/secrets/tls"
 CONFIGURATION = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/webhooks"
+OTHER = CONFIGURATION.replace("mutating", "validating")
 NOW = datetime.datetime.now(datetime.UTC)
 DAY = datetime.timedelta(days=1)
 
@@ -41,7 +43,8 @@ async def keepers(number: int) -> AsyncIterator[tuple[ApiServer, list[Certificat
         }
         for name in ("a.dev", "b.dev")
     ]
-    await server.put(CONFIGURATION, {"webhooks": webhooks})
+    for path in (CONFIGURATION, OTHER):
+        await server.put(path, {"webhooks": copy.deepcopy(webhooks)})
     async with server.client() as client:
         yield server, [CertificateKeeper(client, NAMES) for _ in range(number)]
 
@@ -67,7 +70,7 @@ def test_the_api_server_is_told_whom_to_trust_and_all_else_stays() -> None:
             assert not keeper.has_any() and keeper.expiry() == 0
             await keeper.look(NOW)
             assert keeper.has_any() and keeper.expiry() > (NOW + 89 * DAY).timestamp()
-            for webhook in server.objects[CONFIGURATION]["webhooks"]:
+            for webhook in (*server.objects[CONFIGURATION]["webhooks"], *server.objects[OTHER]["webhooks"]):
                 assert base64.b64decode(webhook["clientConfig"]["caBundle"]) == secret(server)[AUTHORITIES]
                 assert webhook["clientConfig"]["service"] == {"name": "controller", "namespace": NAMESPACE}
                 assert webhook["later"] == webhook["clientConfig"]["later"] == 1

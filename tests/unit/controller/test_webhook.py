@@ -76,6 +76,17 @@ def test_a_pod_gets_its_patch_and_a_refusal_its_sentence() -> None:
     asyncio.run(run())
 
 
+def test_a_template_is_accepted_or_refused() -> None:
+    async def run() -> None:
+        async with served() as it:
+            for image, allowed in (("example/s3fs:1.0", True), ("{{ nothing }}", False)):
+                answer = await it.asks.post("/check?timeout=5s", json=review(template(image=image)))
+                assert response_of(await answer.json())["allowed"] == allowed
+            assert (await it.asks.post("/check", json=review(pod()))).status == 400
+
+    asyncio.run(run())
+
+
 def test_what_can_not_be_answered_is_an_error_of_http() -> None:
     """So the API server does as failurePolicy says."""
 
@@ -139,7 +150,8 @@ def test_the_process_answers_by_https_and_after_sigterm_the_requests_in_flight(t
             {"name": "a.dev", "admissionReviewVersions": ["v1"], "sideEffects": "None", "clientConfig": {}}
         ]
         path = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/fusermount3-controller"
-        await api.put(path, {"webhooks": webhooks})
+        for each in (path, path.replace("mutating", "validating")):
+            await api.put(each, {"webhooks": webhooks})
         async with api.client() as client:
             kubeconfig = tmp_path / "kubeconfig"
             kubeconfig.write_text(_kubeconfig(str(client.config.cluster.server)))
@@ -175,7 +187,7 @@ def test_the_process_answers_by_https_and_after_sigterm_the_requests_in_flight(t
                 if process.returncode is None:
                     process.kill()
                 _, said = await process.communicate()
-            assert "pod team/app: injected" in said.decode(), said.decode()
+            assert "Pod team/app: injected" in said.decode(), said.decode()
             assert "Traceback" not in said.decode(), said.decode()
 
     asyncio.run(run())

@@ -129,6 +129,6 @@ def test_what_it_says_of_the_controller_is_so() -> None:
     assert f"after {life * 2 // 3} of its {life} days" in text and authority == 3650
     assert serving_certificates.SETTLE.total_seconds() == 3600
     assert cluster_cache.RESYNC == 300
-    (configuration,) = yaml.safe_load_all((ROOT / "packaging/kubernetes/controller/webhook.yaml").read_text())
+    configuration, _ = yaml.safe_load_all((ROOT / "packaging/kubernetes/controller/webhook.yaml").read_text())
     assert [each["timeoutSeconds"] for each in configuration["webhooks"]] == [5, 2]
     assert configuration["webhooks"][0]["name"] in text
