@@ -16,10 +16,17 @@ from fusermount3_controller import volume_templates
 from fusermount3_controller.faults import Fault, Invalid, quoted
 from fusermount3_controller.injection import inject
 from fusermount3_controller.manifests import check_pod
+from fusermount3_controller.pod_rules import SOCKET_VARIABLE
 from fusermount3_controller.served_volumes import Known, uses
 from fusermount3_controller.volume_templates import Placement
 
 API_VERSION, KIND = "admission.k8s.io/v1", "AdmissionReview"
+
+#: Of a sidecar; the policy in packaging/kubernetes/controller says the same.
+STRIPPED = (
+    'a sidecar that serves a volume must have "Always": if that is not missing in the manifest, another mutating '
+    "webhook has removed it, and has to be updated to Kubernetes 1.29, or to leave these pods alone"
+)
 
 #: Of a refusal, which kubectl prints after the webhook's name (apimachinery, StatusReasonInvalid).
 _STATUS = {"code": 422, "reason": "Invalid"}
@@ -84,6 +91,7 @@ def injected(request: Request, known: Known) -> Answer:
     pod = request.manifest
     try:
         check_pod(pod)
+        _check_sidecars(pod)
         _check_placement(pod, known)
         result = inject(pod, known)
     except Invalid as error:
@@ -107,6 +115,17 @@ def checked(request: Request) -> Answer:
 def _refused(request: Request, error: Invalid) -> Answer:
     why = "; ".join(map(str, error.faults))
     return Answer(_review(request, allowed=False, status={**_STATUS, "message": why}), REFUSED, why)
+
+
+def _check_sidecars(pod: Manifest) -> None:
+    """A webhook that is called after this one may drop what it does not know; then the API server asks again.
+
+    It would refuse the pod itself, for the startup probe of an init container, but not say what has happened.
+    """
+    for index, container in enumerate(pod["spec"].get("initContainers") or []):
+        names = {variable.get("name") for variable in container.get("env") or []}
+        if SOCKET_VARIABLE in names and container.get("restartPolicy") != "Always":
+            raise Invalid([Fault(f"spec.initContainers[{index}].restartPolicy", STRIPPED)])
 
 
 def _check_placement(pod: Manifest, known: Known) -> None:

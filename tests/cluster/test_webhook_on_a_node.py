@@ -12,6 +12,8 @@ import pytest
 import yaml
 
 from fusermount3_controller import serving_certificates
+from fusermount3_controller.admission import STRIPPED
+from fusermount3_controller.pod_rules import SOCKET_VARIABLE
 from fusermount3_controller.serving_certificates import Certificates
 from tests.cluster import installed_controller, server
 from tests.cluster.installed_controller import ACCOUNT, DEPLOYMENT, NAME, NAMESPACE
@@ -206,16 +208,28 @@ def test_a_template_that_could_not_be_used_is_refused_by_field(node: ClusterNode
     assert f"{field}.securityContext.privileged: must be false" in refused.stderr
 
 
-def test_the_policy_says_what_has_happened_to_a_sidecar_without_its_restart_policy(node: ClusterNode) -> None:
-    """As if another webhook had removed it: what the policy sees is the same."""
+def test_a_sidecar_that_has_lost_its_restart_policy_is_told_by_the_webhook(node: ClusterNode) -> None:
+    """As if another webhook had removed it: that is what the API server asks about then."""
     stripped = json.loads(tried(node, pod(INLINE)).stdout)
     del stripped["spec"]["initContainers"][0]["restartPolicy"]
     for name in ("uid", "creationTimestamp"):
         stripped["metadata"].pop(name, None)
     refused = tried(node, stripped)
     assert refused.returncode != 0
-    assert 'the init container fuse-data serves a volume and has no "restartPolicy: Always"' in refused.stderr
-    assert "another mutating webhook has removed it" in refused.stderr
+    says = f"denied the request: spec.initContainers[0].restartPolicy: {STRIPPED}"
+    assert f'admission webhook "inject.fusermount3-proxy.dev" {says}' in refused.stderr
+
+
+def test_and_by_the_policy_if_it_was_written_by_hand(node: ClusterNode) -> None:
+    by_hand = pod({"emptyDir": {}}, **{INJECT: "false"})
+    (app,) = by_hand["spec"]["containers"]
+    variable = {"name": SOCKET_VARIABLE, "value": "/run/x"}
+    by_hand["spec"]["initContainers"] = [{**app, "name": "by-hand", "env": [variable]}]
+    refused = tried(node, by_hand)
+    assert refused.returncode != 0
+    assert "the init container by-hand: a sidecar that serves a volume must have" in refused.stderr
+    by_hand["spec"]["initContainers"][0]["restartPolicy"] = "Always"
+    assert sidecars(tried(node, by_hand)) == ["by-hand"]
 
 
 def test_the_controller_has_no_right_that_it_does_not_need(node: ClusterNode) -> None:

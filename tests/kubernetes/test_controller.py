@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import kubernetes_validate
 import pytest
 
-from fusermount3_controller import cli, daemon, pod_annotations, rendering
+from fusermount3_controller import admission, cli, daemon, pod_annotations, rendering
 from fusermount3_controller.cluster_cache import _WATCHED
 from fusermount3_controller.pod_rules import SOCKET_VARIABLE
 from fusermount3_controller.served_volumes import Kind
@@ -132,7 +132,7 @@ def test_only_those_who_ask_wait_for_it() -> None:
         assert "caBundle" not in each["clientConfig"]
     conditions = {each["name"]: each["expression"] for hook in (asks, claims) for each in hook["matchConditions"]}
     assert conditions["does-not-ask"] == f"!({conditions['asks']})"
-    for name in (pod_annotations.INJECT, rendering.DRIVER, TEMPLATE_ATTRIBUTE):
+    for name in (pod_annotations.INJECT, rendering.DRIVER, TEMPLATE_ATTRIBUTE, SOCKET_VARIABLE):
         assert f"'{name}'" in conditions["asks"]
 
 
@@ -149,6 +149,8 @@ def test_the_policy_knows_a_sidecar_by_what_each_has() -> None:
     policy = the("ValidatingAdmissionPolicy", OBJECTS)["spec"]
     for expression in (policy["matchConditions"][0], policy["variables"][0]):
         assert f"'{SOCKET_VARIABLE}'" in expression["expression"]
+    message = " ".join(policy["validations"][0]["messageExpression"].split())
+    assert admission.STRIPPED.replace('"Always"', '"restartPolicy: Always"') in message
     binding = the("ValidatingAdmissionPolicyBinding", OBJECTS)["spec"]
     policy_name = the("ValidatingAdmissionPolicy", OBJECTS)["metadata"]["name"]
     assert binding == {"policyName": policy_name, "validationActions": ["Deny"]}

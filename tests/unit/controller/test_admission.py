@@ -117,6 +117,17 @@ def test_a_refusal_is_a_sentence(volume: Manifest, says: str) -> None:
     assert said.why == response["status"]["message"]
 
 
+def test_a_sidecar_from_which_another_webhook_took_what_makes_it_one_is_told() -> None:
+    given = pod(inline())
+    given = patched(given, answered(given))
+    del given["spec"]["initContainers"][0]["restartPolicy"]
+    said = answered(given)
+    assert said.result == REFUSED
+    assert said.why.startswith("spec.initContainers[0].restartPolicy: a sidecar that serves a volume must have")
+    given["spec"]["initContainers"][0]["env"] = [{"name": "OTHER"}]
+    assert answered(given).result == UNCHANGED
+
+
 def test_what_is_not_a_pod_s_creation_is_no_request() -> None:
     right = review(pod())
     about_pod(right)
