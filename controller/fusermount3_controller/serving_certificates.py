@@ -77,10 +77,11 @@ def _due(current: Certificates, host: str, now: datetime.datetime) -> Certificat
         authority, key = _authority(now)
         added = current.authorities + _pem(authority)
         return current._replace(authorities=added, authority_key=_pem_of_key(key))
-    is_settled = now >= _made(newest) + SETTLE
-    if is_settled and (issuer != newest or _is_old(certificate, now)):
+    if issuer != newest:
+        return _signed(current, host, now) if now >= _made(newest) + SETTLE else None
+    if _is_old(certificate, now):
         return _signed(current, host, now)
-    if len(authorities) > 1 and issuer == newest and now >= _made(certificate) + SETTLE:
+    if len(authorities) > 1 and now >= _made(certificate) + SETTLE:
         return current._replace(authorities=_pem(newest))
     return None
 

@@ -123,8 +123,9 @@ def test_a_certificate_is_renewed_while_connections_are_made() -> None:
             connecting = asyncio.create_task(connect())
             for number in range(5):
                 count = len(seen)
-                await expire(server)
+                old = await expire(server)
                 await keeper.look(NOW + datetime.timedelta(seconds=number))
+                assert Certificates.of(secret(server)) != old
                 async with asyncio.timeout(10):
                     while len(seen) == count:
                         await asyncio.sleep(0.01)
@@ -133,13 +134,14 @@ def test_a_certificate_is_renewed_while_connections_are_made() -> None:
             assert len(seen) == 6
             listening.close()
 
-    async def expire(server: ApiServer) -> None:
+    async def expire(server: ApiServer) -> Certificates:
         """Have the Secret be of 61 days ago: of the same authority, but due."""
         current = Certificates.of(secret(server))
         assert current is not None
         old = serving_certificates._signed(current, NAMES.host, NOW - 61 * DAY)
         data = {name: base64.b64encode(text).decode() for name, text in old.data().items()}
         await server.put(SECRET, {**server.objects[SECRET], "data": data})
+        return old
 
     asyncio.run(run())
 
