@@ -69,10 +69,11 @@ images: deb venv | image-packages  ## container images of broker and proxy, with
 # The libraries of the controller, in the versions of constraints.txt, for the distribution's Python.
 CONTROLLER_WHEELS := build/controller-wheels
 .PHONY: controller-image
-controller-image: venv | image-packages  ## the container image of the controller: build/images/fusermount3-controller.tar
+controller-image: venv | image-packages  ## the container image of the controller, with its bill of materials: build/images/
 	rm -rf $(CONTROLLER_WHEELS)
 	$(VENV)/bin/python packaging/container/controller_wheels.py $(CONTROLLER_WHEELS)
 	PIP=$(abspath $(VENV))/bin/pip packaging/container/build-controller $(CONTROLLER_WHEELS) build/images
+	$(VENV)/bin/python packaging/container/sbom.py build/images/fusermount3-controller.tar
 
 # Platform tags that PyPI accepts. A static executable needs no libc at all, and 2.17 is the oldest with a tag on both.
 WHEEL_PLATFORM_amd64 := manylinux_2_17_x86_64

@@ -4,10 +4,12 @@
 
 writes build/images/fusermount3-broker.cdx.json. The image is an archive of `podman save --format docker-archive` with
 one layer. Its packages come from its dpkg table; the libraries linked statically into a package, from the package's
-Built-Using; the licences, from the copyright files. The same archive gives the same bytes.
+Built-Using; the licences, from the copyright files. Packages of Python that are no package of Debian's come, with their
+licences, from their metadata. The same archive gives the same bytes.
 """
 
 import argparse
+import importlib.metadata
 import json
 import logging
 import re
@@ -32,8 +34,10 @@ from debian.copyright import License as DebianLicense
 from debian.deb822 import Packages
 from packageurl import PackageURL
 
-#: The files of an image that are read: dpkg's table, licences, and the release.
-WANTED = ("var/lib/dpkg/status", "usr/share/doc/", "usr/lib/os-release")
+#: Where the controller's image has its packages of Python.
+PYTHON_PACKAGES = "usr/lib/fusermount3-controller"
+#: The files of an image that are read: dpkg's table, licences, the release, and metadata of packages of Python.
+WANTED = ("var/lib/dpkg/status", "usr/share/doc/", "usr/lib/os-release", f"{PYTHON_PACKAGES}/")
 OURS = "fusermount3-proxy"
 
 #: Licences of libraries whose copyright files are not machine-readable, by the name of their source without a version.
@@ -114,6 +118,30 @@ def component(package: Packages, files: Path) -> Component:
         purl=PackageURL(kind, None if kind == "generic" else "debian", name, version, qualifiers),
         components=[linked(name, *source) for source in built_using(package)],
     )
+
+
+def python_components(files: Path) -> Iterator[Component]:
+    """Yield the packages of Python that are in the image beside Debian's, by name."""
+    found = importlib.metadata.distributions(path=[str(files / PYTHON_PACKAGES)])
+    for each in sorted(found, key=lambda each: each.name.lower()):
+        yield Component(
+            type=ComponentType.LIBRARY,
+            name=each.name,
+            version=each.version,
+            bom_ref=f"pypi/{each.name}@{each.version}",
+            licenses=[_python_licence(each.metadata)],
+            purl=PackageURL("pypi", None, each.name.lower().replace("_", "-"), each.version),
+        )
+
+
+def _python_licence(metadata: importlib.metadata.PackageMetadata) -> License:
+    """Return what the core metadata say: an expression of SPDX's, or, in older ones, a text or a classifier."""
+    fields = metadata.json
+    if expression := fields.get("license_expression"):
+        return LicenseExpression(str(expression))
+    classifiers = [each for each in fields.get("classifier", []) if each.startswith("License :: ")]
+    text = str(fields.get("license") or (classifiers or ["see its metadata"])[0].rpartition(" :: ")[2])
+    return _licence(text.partition("\n")[0])
 
 
 def _source(package: Packages) -> str:
@@ -205,7 +233,8 @@ def write(archive: Path) -> Path:
     """Write the bill of materials of an archive, and return its path."""
     with tempfile.TemporaryDirectory() as temporary:
         image = unpack(archive, Path(temporary))
-        bom = bill(image, [component(each, image.files) for each in packages(image.files)])
+        of_debian = [component(each, image.files) for each in packages(image.files)]
+        bom = bill(image, [*of_debian, *python_components(image.files)])
     output = archive.with_suffix(".cdx.json")
     text = make_outputter(bom, OutputFormat.JSON, SchemaVersion.V1_6).output_as_string(indent=2)
     output.write_text(f"{text}\n", encoding="utf-8")

@@ -174,3 +174,27 @@ def test_a_copyright_file_without_any_name_is_referred_to(tmp_path: Path) -> Non
     (tmp_path / "copyright").write_text("Do what you like.\n")
     (licence,) = sbom.licences("x", tmp_path / "copyright")
     assert licence.name == "see its copyright file"
+
+
+def test_packages_of_python_are_in_it_with_the_licences_that_they_name(tmp_path: Path) -> None:
+    says = {
+        "Zope": "License-Expression: Apache-2.0 OR MIT",
+        "older": "License: MIT",
+        "oldest": "Classifier: License :: OSI Approved :: BSD License",
+        "silent": "Summary: nothing",
+    }
+    directory = "usr/lib/fusermount3-controller"
+    files = {
+        f"{directory}/{name}-1.0.dist-info/METADATA": f"Metadata-Version: 2.4\nName: {name}\nVersion: 1.0\n{line}\n"
+        for name, line in says.items()
+    }
+    archive(tmp_path / "image.tar", {**FILES, **files})
+    text = sbom.write(tmp_path / "image.tar").read_text()
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    found = {each["purl"]: each["licenses"] for each in json.loads(text)["components"] if "pypi" in each["purl"]}
+    assert found == {
+        "pkg:pypi/older@1.0": [{"license": {"id": "MIT"}}],
+        "pkg:pypi/oldest@1.0": [{"license": {"name": "BSD License"}}],
+        "pkg:pypi/silent@1.0": [{"license": {"name": "see its metadata"}}],
+        "pkg:pypi/zope@1.0": [{"expression": "Apache-2.0 OR MIT"}],
+    }
