@@ -5,10 +5,11 @@ The engine uses only processor time that other processes leave idle, and ends wi
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import IO
 
 import pytest
@@ -21,8 +22,13 @@ class Background:
 
     def __init__(self) -> None:
         self._said: IO[str] = TemporaryFile("w+")  # noqa: SIM115 - `end` closes it
+        # Killed, the process removes none of its temporary files.
+        self._temporary = TemporaryDirectory()  # `end` removes it
         command = [sys.executable, "-m", "tests.fuzz", "--idle"]
-        self._process = subprocess.Popen(command, cwd=ROOT, stdout=self._said, stderr=subprocess.STDOUT)
+        environment = {**os.environ, "TMPDIR": self._temporary.name}
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=self._said, stderr=subprocess.STDOUT
+        )
 
     def wait(self) -> tuple[int, str]:
         """Wait for the process; return its exit status and its output."""
@@ -35,28 +41,29 @@ class Background:
         self._process.kill()
         self._process.wait()
         self._said.close()
+        self._temporary.cleanup()
 
 
 _BACKGROUND = pytest.StashKey[Background]()
 
 
-def _awaits(item: pytest.Item) -> bool:
-    return "background" in getattr(item, "fixturenames", ())
+def awaits_the_engine(item: pytest.Item) -> bool:
+    return "fuzzing_in_background" in getattr(item, "fixturenames", ())
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the tests that wait for the engine after all others."""
-    items.sort(key=_awaits)
+    items.sort(key=awaits_the_engine)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    if any(map(_awaits, session.items)) and not session.config.option.collectonly:
+    if any(map(awaits_the_engine, session.items)) and not session.config.option.collectonly:
         background = session.config.stash[_BACKGROUND] = Background()
         session.config.add_cleanup(background.end)
 
 
 @pytest.fixture
-def background(request: pytest.FixtureRequest) -> Background:
+def fuzzing_in_background(request: pytest.FixtureRequest) -> Background:
     """The engine, which has fuzzed all targets since the session's start."""
     return request.config.stash[_BACKGROUND]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz.conftest import Background
+from tests.e2e.conftest import wait_until
+from tests.fuzz.conftest import Background, awaits_the_engine
 from tests.fuzz.runner import CORPUS, LEAST, fuzz
 from tests.fuzz.targets import TARGETS
 
@@ -36,9 +37,22 @@ def test_an_input_that_fails_is_found_and_told(tmp_path: Path) -> None:
     assert kept.read_bytes().endswith(b"\0")
 
 
+def test_an_engine_that_is_ended_early_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    engine = Background()
+    wait_until(lambda: any(tmp_path.glob("**/words")), 60)
+    engine.end()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_test_elsewhere_starts_the_engine(request: pytest.FixtureRequest) -> None:
+    awaiting = {item.path for item in request.session.items if awaits_the_engine(item)}
+    assert awaiting <= {Path(__file__)}
+
+
 @pytest.mark.long
-def test_the_engine_finds_nothing(background: Background) -> None:
-    status, said = background.wait()
+def test_the_engine_finds_nothing(fuzzing_in_background: Background) -> None:
+    status, said = fuzzing_in_background.wait()
     assert status == 0, said
     tried = dict(re.findall(r"^(\w+) +(\d+) inputs", said, re.MULTILINE))
     assert tried.keys() == TARGETS.keys(), said
