@@ -91,7 +91,12 @@ def _mount(program: bytes, call: Invocation) -> int:
         return 1
     if answer.descriptor < 0:
         raise Failure(b"mount failed: the broker sent no descriptor")
-    comm.send(socket, answer.descriptor)
+    try:
+        comm.send(socket, answer.descriptor)
+    except Failure:
+        close(answer.descriptor)
+        client.withdraw(answer.connection)
+        raise
     if call.sync_init and not _finish_sync_init(program, socket, answer):
         return 1
     client.commit(answer)

@@ -11,6 +11,7 @@ from _socket import (
     MSG_CTRUNC,
     MSG_NOSIGNAL,
     SCM_RIGHTS,
+    SHUT_WR,
     SO_SNDTIMEO,
     SOCK_CLOEXEC,
     SOCK_SEQPACKET,
@@ -52,6 +53,8 @@ BESIDE_ANOTHER = b".seqpacket"
 PATIENCE = 10.0
 #: Seconds to wait for a reply. Longer than the broker's own deadlines, so that the user reads the broker's refusal.
 REPLY_TIMEOUT = 30.0
+#: Seconds to wait until the broker has undone a mount that the FUSE program did not receive.
+WITHDRAW_TIMEOUT = 5.0
 
 #: How long connect(2) may wait for its turn while very many other clients want to connect, as a struct timeval. With a
 #: timeout of Python's own, connect(2) would neither wait nor get a turn.
@@ -143,6 +146,20 @@ def commit(answer: Answer) -> None:
         pass
 
 
+def withdraw(connection: socket) -> None:
+    """Wait until the broker has undone a mount that won't be committed: as after fusermount3's failure, none is left.
+
+    The caller of this function has closed the descriptor, if it received one.
+    """
+    connection.settimeout(WITHDRAW_TIMEOUT)
+    try:
+        connection.shutdown(SHUT_WR)
+        while connection.recv(wire.MAX_MESSAGE):
+            pass
+    except OSError:
+        pass  # the broker is gone, and the mount with it, or it takes long to undo the mount
+
+
 def proceed(answer: Answer, still_wanted: "Callable[[], bool]") -> wire.Reply:
     """Tell the broker that the FUSE program serves; return its second reply: whether the filesystem is mounted now.
 
@@ -195,6 +212,7 @@ def _exchange(path: bytes, connection: socket | None, record: bytes, descriptor:
         raise ConnectionResetError(ECONNRESET, "the broker closed the connection")
     received = wire.descriptors(ancillary)
     if flags & MSG_CTRUNC and len(received) < wire.MAX_DESCRIPTORS:
+        withdraw(connection)
         raise OSError(EMFILE, "")  # the kernel could not install all descriptors in this process (unix(7))
     wire.check_whole(flags)
     if len(received) > 1:

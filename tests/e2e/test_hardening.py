@@ -440,6 +440,7 @@ def test_a_caller_with_few_descriptors_is_told_so(
                 assert outcome.stderr == ""
             else:
                 assert outcome.descriptor is None
+                assert len(fuse_mounts()) == (device is not None), "the broker was still undoing the mount"
                 assert outcome.stderr.endswith(": Too many open files\n")
                 assert "internal error" not in outcome.stderr
                 assert str(broker.socket) not in outcome.stderr, "it is not the broker that has too many"

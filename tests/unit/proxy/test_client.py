@@ -426,6 +426,14 @@ def test_a_commit_to_a_broker_that_is_gone_fails(path: Path) -> None:
     answer.connection.close()
 
 
+def test_a_broker_that_takes_long_to_undo_a_mount_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "WITHDRAW_TIMEOUT", 0.05)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        client.withdraw(ours)
+        assert theirs.recv(1) == b"", "the broker was told"
+
+
 # --sync-init
 
 
