@@ -9,7 +9,7 @@ mounts are looked at in turn, a fixed number per second however many there are, 
 its descriptor, and whether requests wait for it. Mounts with waiting requests are looked at each time.
 
 A look costs a child of the mounter. While every mount is served by a process that is known and watched, and none waits
-for its answer, looks are rarer, and each one is at more mounts.
+for its answer, looks are rarer, and at fewer mounts per second.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ from fusermount3_broker.front.dead_mounts import Reaper
 from fusermount3_broker.front.model import Device, Mount
 from fusermount3_broker.service import log
 
-#: Mounts looked at per second of the time between two looks.
-LOOKS_A_SECOND = 50
+#: Mounts looked at per second of the time between two looks, and while there is nothing to watch closely.
+LOOKS_A_SECOND, CALM_LOOKS_A_SECOND = 50, 20
 #: How many times longer the pause before a look is while there is nothing to watch closely.
 CALM = 5
 
@@ -68,10 +68,11 @@ class Watch:
         looked_at = time.monotonic() - pause
         while pause:
             now = time.monotonic()
-            next_look = looked_at + (CALM * pause if self._is_calm() else pause)
+            wanted, rate = (CALM * pause, CALM_LOOKS_A_SECOND) if self._is_calm() else (pause, LOOKS_A_SECOND)
+            next_look = looked_at + wanted
             if next_look <= now:
                 if self._looking is None or self._looking.done():
-                    self._looking = asyncio.create_task(self._look(round(now - looked_at)))
+                    self._looking = asyncio.create_task(self._look(round(now - looked_at) * rate))
                 looked_at, next_look = now, now + pause
             await self._wait_until(min(next_look, self._begin_inquiries() or next_look))
             pause = self._pause()
@@ -91,10 +92,10 @@ class Watch:
             self._front.log(log.ERROR, f"internal error: {error!r}")
             return None
 
-    async def _look(self, seconds: int) -> None:
+    async def _look(self, most: int) -> None:
         """As `look`; log internal errors, so that one doesn't end all looks."""
         try:
-            await self.look(seconds)
+            await self.look(most)
         except Exception as error:
             self._front.log(log.ERROR, f"internal error: {error!r}")
 
@@ -115,9 +116,9 @@ class Watch:
             pass
         self._serving.news.clear()
 
-    async def look(self, seconds: int) -> None:
-        """Look at the number of mounts that is due for so many seconds. Failures of the mounter raise nothing."""
-        mounts = self._next(min(seconds * LOOKS_A_SECOND, connection_survey.MOST_SURVEYED))
+    async def look(self, most: int) -> None:
+        """Look at so many of the mounts whose turn it is. Failures of the mounter raise nothing."""
+        mounts = self._next(min(most, connection_survey.MOST_SURVEYED))
         asked = {mount.device: self._serving.of(mount) for mount in mounts}
         told = await connection_survey.ask(self._front, mounts, lambda mount: asked[mount.device])
         for mount in mounts:

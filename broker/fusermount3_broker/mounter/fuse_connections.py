@@ -18,7 +18,7 @@ from fusermount3_broker.kernel import features, syscalls
 
 _READ = os.O_RDONLY | os.O_CLOEXEC
 #: The most bytes of one read.
-_AT_ONCE = 64 * 1024
+_AT_ONCE = 4096
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _FUSE_DEVICE = "/dev/fuse"
 #: Seconds between two reads of the number of waiting requests. A FUSE program that takes one request at a time shows a
@@ -330,6 +330,9 @@ def _content(path: str, directory: int) -> bytes:
     files for each mount. Raises OSError."""
     file = os.open(path, _READ, dir_fd=directory)
     try:
-        return b"".join(iter(lambda: os.read(file, _AT_ONCE), b""))
+        data = part = os.read(file, _AT_ONCE)
+        while len(part) == _AT_ONCE:  # a file of fusectl or fdinfo ends where a read returns less than was asked for
+            data += (part := os.read(file, _AT_ONCE))
+        return data
     finally:
         os.close(file)

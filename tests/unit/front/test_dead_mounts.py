@@ -631,15 +631,14 @@ def test_who_asks_how_mounts_are_is_told_what_waits_now(scene: Scene) -> None:
     assert [scene.front.states.waiting(mount.connection) for mount in mounts] == [1, 2, 3]
 
 
-def test_a_look_is_at_so_many_mounts_however_many_there_are(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mount_watch, "LOOKS_A_SECOND", 10)
+def test_a_look_is_at_so_many_mounts_however_many_there_are(scene: Scene) -> None:
     for device in range(5, 30):
         scene.mount(device, pid=0)
     looker = Watch(scene.front)
 
     async def look() -> None:
         for _ in range(3):
-            await looker.look(1)
+            await looker.look(10)
 
     asyncio.run(look())
     lines = [each.connections.splitlines() for each in scene.kernel.started if isinstance(each, StartSurvey)]
