@@ -49,6 +49,7 @@ PURE = ("front/decisions", "messages")
 PURE_LIBRARIES = {
     *("bisect", "collections", "dataclasses", "difflib", "errno", "functools", "itertools", "os", "pathlib", "re"),
     *("secrets", "stat", "typing"),
+    *("hashlib", "json"),  # for the key of shared filesystems
 }
 #: Modules of the controller that act: the others touch no file, socket or process.
 ACTING_IN_CONTROLLER = {"certificate_keeper", "cli", "cluster_cache", "controller_metrics", "daemon", "webhook"}

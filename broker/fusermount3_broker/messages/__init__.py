@@ -8,6 +8,6 @@ A receiver loads a record only if it has exactly the fields of its class, each w
 - `csi`: between CSI plugin and front.
 
 The other modules hold what several processes must agree on: `mount_options` (the grammar of ``-o``), `refusal`,
-`volume_sockets`, `csi_settings` (the plugin's command line), `process_names`; and what they say to people:
-`log_sentences`, and callers' words in it and elsewhere (`untrusted_text`).
+`volume_sockets`, `csi_settings` (the plugin's command line), `process_names`, `sharing_key`; and what they say to
+people: `log_sentences`, and callers' words in it and elsewhere (`untrusted_text`).
 """

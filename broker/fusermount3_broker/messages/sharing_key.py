@@ -23,9 +23,9 @@ def sharing_key(
     """Return the key, SHA-256 in lower-case hexadecimal digits.
 
     `volume`: the volumeHandle of a PersistentVolume; empty for an inline volume, whose id kubelet makes for each pod.
-    `attributes`: the volumeAttributes, among them `volumeTemplate`; those with a slash in the name are left out, as they
-    are kubelet's and the provisioner's. `mount_options`: of the PersistentVolume, in its order, which may matter to the
-    FUSE program. `group`: the fsGroup of the pod; None without one. `identity`: namespace and name of the pod's
+    `attributes`: the volumeAttributes, among them `volumeTemplate`; those with a slash in the name are left out, as
+    they are kubelet's and the provisioner's. `mount_options`: of the PersistentVolume, in its order, which may matter
+    to the FUSE program. `group`: the fsGroup of the pod; None without one. `identity`: namespace and name of the pod's
     ServiceAccount, if the template says that the program runs with it; else None.
     """
     own = {name: value for name, value in attributes.items() if "/" not in name}
