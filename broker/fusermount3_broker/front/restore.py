@@ -3,7 +3,9 @@
 A connection is identified by the inode of its directory in fusectl, and those inodes end with the last user of fusectl:
 if it is mounted nowhere and no other process, such as systemd, keeps a descriptor of it, that is the broker itself. Its
 mounts live on. So each mount is also identified by its unique ID, which a child of the mounter looks up in the mount's
-own namespace.
+own namespace. The filesystem of a volume may be left only at the volume's target: the caller's namespace has ended with
+its container, or that of an eager mount with the earlier broker's. At the target, only the broker mounts, and what it
+mounts there is in the table. So a filesystem there with the mount's device number is that mount.
 """
 
 import asyncio
@@ -12,7 +14,7 @@ from collections import defaultdict
 from fusermount3_broker.front.context import Front
 from fusermount3_broker.front.model import Device, Mount, MountNamespace
 from fusermount3_broker.front.mounter_client import MounterFailed, OperationEnded, OperationFailed, OperationRefused
-from fusermount3_broker.messages.mounter import NobodyThere, Recognized, StartRecognize
+from fusermount3_broker.messages.mounter import NobodyThere, Recognized, StartRecognize, StartRecognizeVolume
 from fusermount3_broker.service import log
 
 #: Children that look for mounts at the same time.
@@ -24,14 +26,27 @@ _MOST_ASKED = 1000
 async def recognize(front: Front) -> None:
     """Decide which mounts still exist when fusectl can't tell any more.
 
-    The mounts of a namespace that the mounter can't inspect stay undecided, for the next front.
+    The mounts of a namespace or volume that the mounter can't inspect stay undecided, for the next front.
     """
-    namespaces: dict[MountNamespace, list[Mount]] = defaultdict(list)
-    for mount in front.registry.unsure.values():
-        namespaces[mount.namespace].append(mount)
-    if not namespaces:
+    unsure = list(front.registry.unsure.values())
+    if not unsure:
         return
     turns = asyncio.Semaphore(_AT_ONCE)
+    namespaces: dict[MountNamespace, list[Mount]] = defaultdict(list)
+
+    async def decide_at_volume(mount: Mount) -> int:
+        async with turns:
+            there = await _ask_at_volume(front, mount)
+        if there:
+            front.registry.decide([mount], there)
+        elif there is not None:
+            namespaces[mount.namespace].append(mount)
+        return len(there or ())
+
+    recognized = sum(await asyncio.gather(*(decide_at_volume(mount) for mount in unsure if mount.volume)))
+    for mount in unsure:
+        if not mount.volume:
+            namespaces[mount.namespace].append(mount)
 
     async def decide(namespace: MountNamespace, mounts: list[Mount]) -> int:
         async with turns:
@@ -46,11 +61,11 @@ async def recognize(front: Front) -> None:
         for namespace, mounts in namespaces.items()
         for begin in range(0, len(mounts), _MOST_ASKED)
     ]
-    recognized = sum(await asyncio.gather(*batches))
+    recognized += sum(await asyncio.gather(*batches))
     undecided = len(front.registry.unsure)
     if not recognized and not undecided:  # usually their numbers now belong to other mounts, in the same fusectl
         return
-    gone = sum(map(len, namespaces.values())) - recognized - undecided
+    gone = len(unsure) - recognized - undecided
     priority = log.WARNING if undecided else log.NOTICE
     front.log(
         priority,
@@ -59,6 +74,16 @@ async def recognize(front: Front) -> None:
         gone=gone,
         undecided=undecided,
     )
+
+
+async def _ask_at_volume(front: Front, mount: Mount) -> set[Device] | None:
+    """Return the mount's device if its filesystem is at the target of its volume; None if there was no answer."""
+    start = StartRecognizeVolume(front.configuration.deadlines.operation, mount.volume, mount.device)
+    try:
+        with await front.mounter.begin(start, []) as operation:
+            return _devices(await operation.expect(Recognized))
+    except (MounterFailed, OperationEnded, OperationFailed, OperationRefused):
+        return None
 
 
 async def _ask(front: Front, namespace: MountNamespace, mounts: list[Mount]) -> set[Device] | None:
@@ -75,4 +100,8 @@ async def _ask(front: Front, namespace: MountNamespace, mounts: list[Mount]) -> 
         return set()
     if not isinstance(said, Recognized):
         return None
+    return _devices(said)
+
+
+def _devices(said: Recognized) -> set[Device]:
     return {Device(int(line)) for line in said.devices.splitlines()}

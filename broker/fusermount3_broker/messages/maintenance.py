@@ -106,6 +106,15 @@ class StartRecognize(NamedTuple):
     mounts: bytes
 
 
+class StartRecognizeVolume(NamedTuple):
+    """To the mounter, with one descriptor: conversation. Report whether the filesystem of `device` is still mounted at
+    the `target` of a volume, alive or dead; answered by `Recognized`."""
+
+    seconds: Seconds
+    target: bytes
+    device: DeviceNumber
+
+
 class Recognized(NamedTuple):
     """A line for each mount that still exists: its device number."""
 

@@ -17,6 +17,7 @@ for it. The complete list of records, in order:
     search     child: Found
     abort      child: Aborted
     recognize  child: Recognized   or  child: NobodyThere
+    recognize at a volume  child: Recognized
     check      child: Checked
     publish    child: Published, with the sockets
     eager      front: MountPlan   child: Made   front: Attach
@@ -63,6 +64,7 @@ from fusermount3_broker.messages.maintenance import StartAbort as StartAbort
 from fusermount3_broker.messages.maintenance import StartCheck as StartCheck
 from fusermount3_broker.messages.maintenance import StartReap as StartReap
 from fusermount3_broker.messages.maintenance import StartRecognize as StartRecognize
+from fusermount3_broker.messages.maintenance import StartRecognizeVolume as StartRecognizeVolume
 from fusermount3_broker.messages.maintenance import StartRestore as StartRestore
 from fusermount3_broker.messages.maintenance import StartSearch as StartSearch
 from fusermount3_broker.messages.maintenance import StartSurvey as StartSurvey
@@ -430,6 +432,7 @@ Start = (
     | StartDismissal
     | StartPublish
     | StartEager
+    | StartRecognizeVolume
     | StartUnpublish
     | StartStat
     | StartTombstone

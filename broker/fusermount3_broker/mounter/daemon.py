@@ -302,6 +302,8 @@ def _operate(opened: Descriptors, child: Child | None, start: Record, descriptor
             kubelet_directory.unpublish(opened, talk, start)
         elif isinstance(start, mounter.StartStat):
             kubelet_directory.stat_volume(opened, talk, start)
+        elif isinstance(start, mounter.StartRecognizeVolume):
+            kubelet_directory.recognize(opened, talk, start)
         elif isinstance(start, mounter.StartTombstone):
             tombstone.put(opened, talk, start)
         elif isinstance(start, mounter.StartRestore):

@@ -191,6 +191,22 @@ def _remove_socket(directory: int, name: bytes) -> None:
         os.unlink(name, dir_fd=directory)
 
 
+def recognize(opened: Descriptors, talk: Conversation, start: mounter.StartRecognizeVolume) -> None:
+    """Report whether the filesystem of a device is still mounted at a target."""
+    if not invariants.allow_target(start.target):
+        raise StepError(errno.EPERM, "check the volume")
+    os.fchdir(opened.proc)
+    is_there = False
+    with (
+        talk.bounded("look at the volume"),
+        suppress(FileNotFoundError, NotADirectoryError, FileExistsError),  # the volume is gone
+        Target(opened, start.target) as target,
+        target.seen() as (_, layers),
+    ):
+        is_there = any(each.device == start.device for each in layers)
+    talk.say(mounter.Recognized(b"%d\n" % start.device if is_there else b""))
+
+
 def unpublish(opened: Descriptors, talk: Conversation, start: mounter.StartUnpublish) -> None:
     """Remove a volume, even if only parts of it are left."""
     if not invariants.allow_target(start.target):

@@ -74,6 +74,13 @@ def serve(program: str = "hello_ll") -> str:
     return f"exec {program} -f {OWN_MOUNTPOINT}"
 
 
+COMMANDS = {
+    "with a mountpoint": serve(),
+    "with a descriptor": "exec fuse-starter -- hello_ll -f {}",
+}
+"""The ways in which a program takes its filesystem."""
+
+
 def consumer(
     name: str = "consumer", *, propagation: str = "HostToContainer", mount: Mapping[str, object] | None = None
 ) -> Container:

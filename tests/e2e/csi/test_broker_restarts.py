@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
 from tests.e2e.conftest import wait_until
-from tests.e2e.csi.pods import DATA, SOCKETS, consumer, kill, pod, read, serve, starter, wait_for_volume
+from tests.e2e.csi.pods import COMMANDS, DATA, SOCKETS, consumer, kill, pod, read, serve, starter, wait_for_volume
 from tests.lab.faults import FRONT, MOUNTER
 from tests.lab.faults import kill as kill_parts
 from tests.lab.manifests import EmptyDir
@@ -81,6 +82,27 @@ def test_a_pod_notices_nothing(cluster: Cluster, timing: str, end: Callable[[Clu
             assert running["consumer"].fuse_mounts(DATA) == before
             assert read(running) == "hello\n"
             comes_back(running, restarts)
+
+
+@pytest.mark.parametrize("timing", TIMINGS)
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS.keys())
+def test_a_broker_that_finds_another_fusectl_knows_what_is_mounted(cluster: Cluster, command: str, timing: str) -> None:
+    """As where fusectl is mounted nowhere: the inodes in the table are then meaningless.
+
+    What a program serves by a descriptor was mounted in the mount namespace of the earlier broker, which is gone.
+    """
+    spec = pod([starter(command), consumer()], attributes={"mountTiming": timing})
+    with cluster.kubelet.pod(spec) as running:
+        wait_for_volume(running)
+        before = [(each["device"], each["volume"]) for each in cluster.broker.mounts()]
+        cluster.broker.stop()
+        with contextlib.closing(sqlite3.connect(cluster.broker.state / "mounts.sqlite")) as table, table:
+            table.execute("UPDATE mounts SET connection = connection + 1000000")
+        cluster.broker.start()
+        cluster.wait_until_ready()
+        assert [(each["device"], each["volume"]) for each in cluster.broker.mounts()] == before
+        assert len(before) == 1
+        comes_back(running, 1)
 
 
 @pytest.mark.parametrize("timing", TIMINGS)

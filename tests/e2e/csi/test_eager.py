@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.conftest import wait_until
-from tests.e2e.csi.pods import DATA, OWN_MOUNTPOINT, SOCKETS, consumer, kill, pod, read, serve, starter
+from tests.e2e.csi.pods import COMMANDS, DATA, OWN_MOUNTPOINT, SOCKETS, consumer, kill, pod, read, serve, starter
 from tests.lab.manifests import EmptyDir
 
 if TYPE_CHECKING:
@@ -36,12 +36,6 @@ def eager(command: str, **spec: object) -> Spec:
 def tell(running: Pod) -> None:
     """Let the program that runs WHEN_TOLD begin."""
     (running.volume_path(EmptyDir(SOCKETS)) / "go").touch()
-
-
-COMMANDS = {
-    "with a mountpoint": serve(),
-    "with a descriptor": "exec fuse-starter -- hello_ll -f {}",
-}
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS.keys())

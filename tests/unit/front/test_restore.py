@@ -24,20 +24,25 @@ if TYPE_CHECKING:
 
 
 class FakeMounter:
-    """Answers each operation with the same record; if that is None, its child ends without an answer."""
+    """Answers each operation with the same record, or those about a volume with another; if that is None, the child
+    ends without an answer."""
 
-    def __init__(self, answer: messages.Record | MounterFailed | None) -> None:
+    def __init__(
+        self, answer: messages.Record | MounterFailed | None, at_volume: messages.Record | None = None
+    ) -> None:
         self.answer = answer
+        self.at_volume = at_volume
         self.asked: list[messages.Start] = []
 
     async def begin(self, start: messages.Start, _descriptors: list[int]) -> Operation:
         self.asked.append(start)
-        if isinstance(self.answer, MounterFailed):
-            raise self.answer
+        answer = self.at_volume if isinstance(start, messages.StartRecognizeVolume) else self.answer
+        if isinstance(answer, MounterFailed):
+            raise answer
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            if self.answer is not None:
-                theirs.send(messages.dump(self.answer))
+            if answer is not None:
+                theirs.send(messages.dump(answer))
         return Operation(ours, start.seconds)
 
 
@@ -80,5 +85,39 @@ def test_only_who_has_an_answer_of_the_fake_mounter_forgets_a_mount(
     registry.close()
     registry = Registry(tmp_path / "state", fusectl.descriptor)
     assert ([each.device for each in registry], sorted(registry.unsure)) == (live, [Device(each) for each in undecided])
+    registry.close()
+    os.close(fusectl.descriptor)
+
+
+@pytest.mark.parametrize(
+    ("at_volume", "live", "undecided"),
+    [
+        (messages.Recognized(b"1\n"), [1], []),
+        (messages.Recognized(b""), [], []),
+        (messages.Failed(5, b"look"), [], [1]),
+        (None, [], [1]),
+    ],
+    ids=["there", "not there", "failed", "ended"],
+)
+def test_the_filesystem_of_a_volume_may_be_left_at_the_target_only(
+    at_volume: messages.Record | None, live: list[int], undecided: list[int], tmp_path: Path
+) -> None:
+    """With a fake mounter. Nobody is left in the mount namespace where it was mounted."""
+    fusectl = FakeFusectl(tmp_path / "fusectl")
+    registry = Registry(tmp_path / "state", fusectl.descriptor)
+    registry.add(mount(1, fusectl.connect(1), mount_id=1001, mountpoint=b"", volume=b"pods/p/v"))
+    fusectl.reconnect(1)
+    registry.close()
+    registry = Registry(tmp_path / "state", fusectl.descriptor)
+    mounter = FakeMounter(messages.NobodyThere(), at_volume)
+    front: Any = SimpleNamespace(
+        registry=registry, mounter=mounter, configuration=Configuration(), log=lambda *_, **__: None
+    )
+    asyncio.run(recognize(front))
+    seconds = Configuration().deadlines.operation
+    in_namespace = [] if live or undecided else [messages.StartRecognize(seconds, 7, b"1 1001\n")]
+    assert mounter.asked == [messages.StartRecognizeVolume(seconds, b"pods/p/v", 1), *in_namespace]
+    assert [each.device for each in registry] == live
+    assert list(registry.unsure) == undecided
     registry.close()
     os.close(fusectl.descriptor)
