@@ -14,6 +14,7 @@ from tests.callers.conftest import not_run
 from tests.cluster import binaries, driver, images, server
 from tests.cluster.left import left
 from tests.cluster.node import ClusterNode
+from tests.e2e.conftest import wait_until
 from tests.lab.broker import PROXY
 from tests.lab.pace import SLOWNESS
 
@@ -69,3 +70,22 @@ def node(node_of_session: ClusterNode) -> Iterator[ClusterNode]:
     """The node. After each test, nothing of its pods may be left there: mounts, cgroups, directories, processes."""
     with nothing_left(node_of_session):
         yield node_of_session
+
+
+@pytest.fixture
+def without_driver(node_of_session: ClusterNode) -> Iterator[ClusterNode]:
+    """The node, from which the driver is removed. Afterwards, it is installed again as it was."""
+    node = node_of_session
+    pods = ("--namespace", driver.NAMESPACE, "get", "pods", "--output=jsonpath={.items[*].metadata.uid}")
+    pod = node.kubectl(*pods).stdout
+    driver.remove(node)
+    try:
+        assert driver.what_there_is(node) == ""
+        for path in driver.STAYS:
+            assert node.seen(path).is_dir()
+        wait_until(lambda: pod not in str(left(node)), PATIENCE)
+        with nothing_left(node):
+            yield node
+    finally:
+        node.kubectl("delete", "namespace", driver.NAMESPACE, "--ignore-not-found")
+        driver.install(node)

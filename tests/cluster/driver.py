@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 PAGE = "kubernetes.md"
 NAMESPACE = "fusermount3-proxy"
 DAEMONSET = "daemonset/fusermount3-broker"
+NAME = "csi.fusermount3-proxy.dev"
+STATE = f"/var/lib/fusermount3-broker-csi/{NAME}"
+STAYS = (STATE, f"/var/lib/kubelet/plugins/{NAME}")
+"""The directories that a node keeps when the driver is removed."""
 
 
 @contextlib.contextmanager
@@ -45,6 +49,12 @@ def install(node: ClusterNode) -> None:
 def remove(node: ClusterNode) -> None:
     with kustomization() as directory:
         execute(node, block(PAGE, "kubectl delete --kustomize").text, directory)
+
+
+def what_there_is(node: ClusterNode) -> str:
+    """Return the names of the driver's objects in the cluster."""
+    namespace = ("get", "namespace", NAMESPACE, "--output=name", "--ignore-not-found")
+    return node.kubectl(*namespace).stdout + node.kubectl("get", "csidriver", "--output=name").stdout
 
 
 def is_installed(node: ClusterNode) -> bool:

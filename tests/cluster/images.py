@@ -94,24 +94,24 @@ class Built:
         return tag
 
 
-def with_proxy(image: str, programs: Mapping[str, Path]) -> str:
-    """Return Podman's name of the image with the proxy, as docs/kubernetes.md installs it, and with these programs."""
+def with_proxy(image: str, programs: Mapping[str, Path], proxy: Path = PROXY) -> str:
+    """Return Podman's name of the image with a proxy, as docs/kubernetes.md installs it, and with these programs."""
     (for_pods,) = containerfiles("kubernetes.md")
     lines = [f"FROM {image}", *(f"COPY {name} /usr/bin/" for name in programs)]
     lines.append(for_pods[for_pods.index("COPY ") :])  # the lines before install sshfs
-    return Built("\n".join(lines), {PROXY.name: PROXY, **programs}).tag()
+    return Built("\n".join(lines), {PROXY.name: proxy, **programs}).tag()
 
 
 def others() -> dict[str, str]:
     """Return Podman's names of the images but the driver's own, by the node's names."""
     busybox = image_tag(BUSYBOX)
-    sidecars = {
+    ours = {
         name: Built(
             f'FROM scratch\nCOPY {program} /\nENTRYPOINT ["/{program}"]\n', {program: binaries.kubernetes() / program}
         ).tag()
-        for program, name in _sidecars().items()
+        for program, name in sidecars().items()
     }
-    return sidecars | {
+    return ours | {
         configuration.PAUSE: Built(f'FROM {busybox}\nENTRYPOINT ["sleep", "infinity"]\n', {}).tag(),
         SHELL: busybox,
         SSHFS_WITH_PROXY: with_proxy(image_tag(SSHFS), {}),
@@ -121,8 +121,8 @@ def others() -> dict[str, str]:
     }
 
 
-def _sidecars() -> dict[str, str]:
-    """Return the names of `binaries.SIDECARS` in the base, whose images they replace."""
+def sidecars() -> dict[str, str]:
+    """Return the names, with tags, of `binaries.SIDECARS` in the base, whose images they replace."""
     listed = yaml.safe_load((BASE / KUSTOMIZATION).read_text())["images"]
     names = {each["name"]: f"{each['name']}:{each['newTag']}" for each in listed}
     return {program: name for program in binaries.SIDECARS for plain, name in names.items() if plain.endswith(program)}
@@ -150,6 +150,11 @@ def load_one(node: ClusterNode, name: str, tag: str) -> None:
         run(["podman", "save", "--quiet", "--format", "docker-archive", "--output", archive, tag])
         load_archive(node, archive)
     name_also(node, tag, name)
+
+
+def remove(node: ClusterNode, *names: str) -> None:
+    """Remove images from the node's containerd."""
+    node.run([*_CTR, "remove", *names])
 
 
 def load_archive(node: ClusterNode, archive: Path) -> None:

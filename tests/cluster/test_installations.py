@@ -11,10 +11,7 @@ from tests.callers.build import NotReachable, compilers, copy_out, downloading, 
 from tests.callers.conftest import not_run
 from tests.cluster import driver, images
 from tests.cluster.commands import execute
-from tests.cluster.conftest import PATIENCE, nothing_left
-from tests.cluster.left import left
 from tests.cluster.pods import applied, wait_until_it_says
-from tests.e2e.conftest import wait_until
 from tests.e2e.documented import block
 from tests.kubernetes.objects import MIGRATION, the
 from tests.kubernetes.rendered import OLD_DRIVER
@@ -31,8 +28,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 PAGE = "kubernetes.md"
-DRIVER = "csi.fusermount3-proxy.dev"
-STAYS = (f"/var/lib/fusermount3-broker-csi/{DRIVER}", f"/var/lib/kubelet/plugins/{DRIVER}")
 
 _OPERATOR = "github.com/prometheus-operator/prometheus-operator"
 _DEFINITIONS = f"""cd /source && mkdir /out && module=$(go list -m -f '{{{{.Dir}}}}' {_OPERATOR}) &&
@@ -55,25 +50,6 @@ def definitions() -> Path:
 
 
 @pytest.fixture
-def without_driver(node_of_session: ClusterNode) -> Iterator[ClusterNode]:
-    """The node, from which the driver is removed. Afterwards, it is installed again as it was."""
-    node = node_of_session
-    pods = ("--namespace", driver.NAMESPACE, "get", "pods", "--output=jsonpath={.items[*].metadata.uid}")
-    pod = node.kubectl(*pods).stdout
-    driver.remove(node)
-    try:
-        assert what_there_is(node) == ""
-        for path in STAYS:
-            assert node.seen(path).is_dir()
-        wait_until(lambda: pod not in str(left(node)), PATIENCE)
-        with nothing_left(node):
-            yield node
-    finally:
-        node.kubectl("delete", "namespace", driver.NAMESPACE, "--ignore-not-found")
-        driver.install(node)
-
-
-@pytest.fixture
 def operator(without_driver: ClusterNode) -> Iterator[None]:
     """The cluster knows PodMonitors and PrometheusRules, as with the Prometheus Operator."""
     try:
@@ -83,12 +59,6 @@ def operator(without_driver: ClusterNode) -> Iterator[None]:
     without_driver.kubectl("create", files)
     yield
     without_driver.kubectl("delete", files)
-
-
-def what_there_is(node: ClusterNode) -> str:
-    """Return the names of the driver's objects in the cluster."""
-    namespace = ("get", "namespace", driver.NAMESPACE, "--output=name", "--ignore-not-found")
-    return node.kubectl(*namespace).stdout + node.kubectl("get", "csidriver", "--output=name").stdout
 
 
 def rolled_out(node: ClusterNode, namespace: str, name: str) -> None:
@@ -118,7 +88,7 @@ def test_helm(without_driver: ClusterNode) -> None:
     ]
     reads(node)
     execute(node, block(PAGE, "helm uninstall").text)
-    assert what_there_is(node) == ""
+    assert driver.what_there_is(node) == ""
 
 
 def metrics(node: ClusterNode) -> str:
@@ -136,7 +106,7 @@ def test_a_pod_of_meta_fuse_csi_plugin_with_a_stand_in_for_its_client(node: Clus
     images.load_one(node, "localhost/old-sshfs:1", old)
     try:
         execute(node, block(PAGE, "kubectl --namespace mfcp-system").text)
-        assert OLD_DRIVER not in what_there_is(node)
+        assert OLD_DRIVER not in driver.what_there_is(node)
         with driver.kustomization(MIGRATION) as directory:
             execute(node, block(PAGE, "kubectl apply --kustomize").commands[0], directory)
             rolled_out(node, "meta-fuse-csi-plugin", "meta-fuse-csi-plugin")

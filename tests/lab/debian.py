@@ -52,11 +52,19 @@ def machine(suite: str) -> DebianRecipe:
     return DebianRecipe(f"debian-machine-{suite}", ("passwd", "systemd", "systemd-sysv", "dbus", "procps"), suite)
 
 
-def build(suite: str, output: Path, *, parent: str = "/build", umask: str = "022", zone: str = "UTC") -> None:
-    """Build the packages below `parent` in a container, into `output`. CommandFailed if that fails."""
+def build(
+    suite: str,
+    output: Path,
+    *,
+    sources: Path = SOURCES,
+    parent: str = "/build",
+    umask: str = "022",
+    zone: str = "UTC",
+) -> None:
+    """Build the packages of a checkout below `parent` in a container, into `output`. CommandFailed if that fails."""
     with tempfile.TemporaryDirectory() as temporary:
         place, name = Path(temporary), "fusermount3-proxy"
-        run([SOURCES / "packaging/export", place / name])
+        run([sources / "packaging/export", place / name])
         run(["chown", "--recursive", "--no-dereference", "1000:1000", place])
         options = Options(volumes=[Volume(place, parent, "rw")], env={"TZ": zone})
         with Container(image_tag(builder(suite)), options=options) as container:
