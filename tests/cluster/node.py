@@ -110,32 +110,26 @@ class ClusterNode:
 
     def start(self) -> None:
         """Start all; return when pods can be created. NotReady with what a program said if it can't be started."""
-        programs = binaries.kubernetes()
         cgroup_root = CgroupRoot()
         self.directory.mkdir(parents=True)
         self._state.write_text(json.dumps({"cgroups": cgroup_root.path}))
         self._fill(cgroup_root)
-        holder = self._begin(programs)
-        (init,) = psutil.Process(holder.pid).children()
-        state = {"cgroups": cgroup_root.path, "init": init.pid, "created": init.create_time()}
-        self._state.write_text(json.dumps(state))
-        for service in configuration.SERVICES:
-            self._serve(service)
-        self._wait_until_ready()
+        self._boot()
+
+    def reboot(self, meanwhile: Callable[[], object] = lambda: None) -> None:
+        """Cut the power, and start again with the files that there are; return as `start` does.
+
+        `meanwhile` is called while the node is off.
+        """
+        self._cut_the_power()
+        meanwhile()
+        self._boot()
 
     def stop(self) -> None:
         """End all processes at once, as a switch cuts the power, and remove the directory and the cgroups."""
         if not self._state.exists():
             return
-        state = json.loads(self._state.read_text())
-        if self.is_running():
-            init = psutil.Process(state["init"])
-            init.kill()
-            init.wait(PATIENCE)
-        for process in (*self._services.values(), *([self._holder] if self._holder else [])):
-            process.kill()
-            process.wait(PATIENCE)
-        CgroupRoot(state["cgroups"]).remove()
+        self._cut_the_power()
         shutil.rmtree(self.directory)
 
     def end(self, *services: str) -> None:
@@ -223,8 +217,30 @@ class ClusterNode:
             setting = files / "settings" / name
             setting.parent.mkdir(parents=True, exist_ok=True)
             setting.write_text(f"{value}\n")
+
+    def _boot(self) -> None:
+        path = self.cgroups
         for hierarchy in cgroups.hierarchies():
-            (hierarchy / cgroup_root.path.lstrip("/")).mkdir()
+            (hierarchy / path.lstrip("/")).mkdir()
+        holder = self._begin(binaries.kubernetes())
+        (init,) = psutil.Process(holder.pid).children()
+        state = {"cgroups": path, "init": init.pid, "created": init.create_time()}
+        self._state.write_text(json.dumps(state))
+        for service in configuration.SERVICES:
+            self._serve(service)
+        self._wait_until_ready()
+
+    def _cut_the_power(self) -> None:
+        state = json.loads(self._state.read_text())
+        if self.is_running():
+            init = psutil.Process(state["init"])
+            init.kill()
+            init.wait(PATIENCE)
+        for process in (*self._services.values(), *([self._holder] if self._holder else [])):
+            process.kill()
+            process.wait(PATIENCE)
+        self._services.clear()
+        CgroupRoot(state["cgroups"]).remove()
 
     def _wait_until_ready(self) -> None:
         self._wait_for("kube-apiserver", lambda: self._answers("get", "--raw", "/readyz"))

@@ -31,6 +31,8 @@ PasswordAuthentication no
 KbdInteractiveAuthentication no
 Subsystem sftp internal-sftp
 ForceCommand internal-sftp -d {EXPORT}
+MaxStartups 1000
+MaxSessions 1000
 """
 #: As docs/kubernetes.md has it, with another port.
 _CLIENT = """\
@@ -44,7 +46,7 @@ Host server
 _BEGIN = f"""
 cd {EXPORT}
 echo hello > hello
-mkdir reports
+mkdir -p reports
 echo first > reports/first
 exec /usr/sbin/sshd -D -e -f {_KEYS}/config
 """
@@ -93,6 +95,7 @@ def _pod() -> dict[str, Any]:
         "kind": "Pod",
         "metadata": {"name": POD, "namespace": NAMESPACE},
         "spec": {
+            "hostNetwork": True,  # its clients know its address, which must stay the same if the node reboots
             "containers": [container],
             "volumes": volumes,
             "securityContext": {"runAsUser": _USER, "runAsGroup": _USER, "fsGroup": _USER},
