@@ -13,6 +13,8 @@ PROXY := build/static/$(if $(filter-out $(NATIVE),$(ARCH)),$(ARCH)/)fusermount3-
 BUILD_PACKAGES := gcc libc6-dev pkgconf libpython3-dev libsystemd-dev libattr1-dev python3-venv binutils strace
 # Packages for building the images.
 IMAGE_PACKAGES := podman mmdebstrap dpkg-dev
+# Packages for the images and packages of another architecture, which are built emulated.
+RELEASE_PACKAGES := qemu-user-static arch-test zstd
 # Packages for linking for an architecture other than the machine's.
 CROSS_PACKAGES_amd64 := gcc-x86-64-linux-gnu libc6-dev-amd64-cross
 CROSS_PACKAGES_arm64 := gcc-aarch64-linux-gnu libc6-dev-arm64-cross
@@ -60,10 +62,13 @@ deb: | deb-packages  ## Debian packages for the release that runs here: build/de
 	cd build/deb/fusermount3-proxy && dpkg-buildpackage --no-sign
 	rm -rf build/deb/fusermount3-proxy
 
+# The commit that the images name; none if files have been changed since.
+REVISION = $(shell [ -n "$$(git status --porcelain 2>&1)" ] || git rev-parse HEAD)
+
 .PHONY: images
 images: deb venv | image-packages  ## container images of broker and proxy, with bills of materials: build/images/*
 	rm -rf build/images
-	packaging/container/build build/deb build/images
+	REVISION=$(REVISION) packaging/container/build build/deb build/images
 	$(VENV)/bin/python packaging/container/sbom.py build/images/*.tar
 
 # The libraries of the controller, in the versions of constraints.txt, for the distribution's Python.
@@ -72,7 +77,7 @@ CONTROLLER_WHEELS := build/controller-wheels
 controller-image: venv | image-packages  ## the container image of the controller, with its bill of materials: build/images/
 	rm -rf $(CONTROLLER_WHEELS)
 	$(VENV)/bin/python packaging/container/controller_wheels.py $(CONTROLLER_WHEELS)
-	PIP=$(abspath $(VENV))/bin/pip packaging/container/build-controller $(CONTROLLER_WHEELS) build/images
+	REVISION=$(REVISION) PIP=$(abspath $(VENV))/bin/pip packaging/container/build-controller $(CONTROLLER_WHEELS) build/images
 	$(VENV)/bin/python packaging/container/sbom.py build/images/fusermount3-controller.tar
 
 # Platform tags that PyPI accepts. A static executable needs no libc at all, and 2.17 is the oldest with a tag on both.
@@ -157,6 +162,14 @@ test-kernels: root venv static lab-packages machine-packages  ## the promises on
 release-commit: venv  ## VERSION=1.2.3: the version in all files that state it, as a commit and a tag
 	$(VENV)/bin/python -m release.version $(VERSION)
 
+.PHONY: release
+release: venv image-packages release-packages  ## VERSION=1.2.3: that commit, and of it all files of the release: build/release/; half an hour
+	$(VENV)/bin/python -m release $(VERSION)
+
+.PHONY: release-check
+release-check: venv  ## VERSION=1.2.3: that in two fresh clones, which have to make the same bytes; an hour
+	$(VENV)/bin/python -m release.check $(VERSION)
+
 SECONDS := 60
 .PHONY: fuzz
 fuzz: venv  ## fuzz each parser for SECONDS=60; `make test-all` does so, too, beside the tests
@@ -193,12 +206,13 @@ clean:  ## remove what was built here (the cache of the tests' images stays, in 
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # Install Debian packages only if one is missing, so that the other targets need no network.
-.PHONY: build-packages image-packages lab-packages machine-packages
+.PHONY: build-packages image-packages release-packages lab-packages machine-packages
 build-packages: PACKAGES := $(BUILD_PACKAGES)
 image-packages: PACKAGES := $(IMAGE_PACKAGES)
+release-packages: PACKAGES := $(RELEASE_PACKAGES)
 lab-packages: PACKAGES := $(LAB_PACKAGES)
 machine-packages: PACKAGES := $(shell sed 's/\#.*//' tests/machines/apt-packages)
-build-packages image-packages lab-packages machine-packages:
+build-packages image-packages release-packages lab-packages machine-packages:
 	@packaging/install-packages $(PACKAGES)
 
 .PHONY: deb-packages

@@ -1,4 +1,18 @@
 # What the scripts that build images have in common. They set `here`, `work`, `output`, `repository` and `version`.
+#
+# ARCH is the architecture of the image, by Debian's name; if it isn't this machine's, packages are installed emulated.
+# REVISION is the commit of git that the image says it is made of; without, it says nothing.
+
+native=$(dpkg --print-architecture)
+: "${ARCH:=$native}"
+emulated=()
+foreign=()
+if [ "$ARCH" != "$native" ]; then
+    emulated=(/usr/bin/python3 "$here/../emulated.py")
+    foreign=("--architectures=$ARCH")
+fi
+# Where the sources are, as the metadata of the package have it.
+source_url=$(sed -n 's/^ *Source = //p' "$here/../../setup.cfg")
 
 # Lines of sources.list(5): where apt on this machine has the release that runs on it.
 debian_archives() {
@@ -18,7 +32,7 @@ debian_archives() {
 debian_root() {
     local packages=$1 archive=$2
     shift 2
-    mmdebstrap --quiet --mode=root --variant=essential --skip=output/dev \
+    "${emulated[@]}" mmdebstrap --quiet --mode=root "${foreign[@]}" --variant=essential --skip=output/dev \
         --hook-dir=/usr/share/mmdebstrap/hooks/merged-usr \
         --include="$packages" \
         --dpkgopt='path-exclude=/usr/share/doc/*' \
@@ -44,7 +58,9 @@ engine() {
 image() {
     local name=$1 context=$2
     engine build --quiet --layers=false --format=docker --identity-label=false --network=none \
-        --timestamp="$SOURCE_DATE_EPOCH" --build-arg="VERSION=$version" \
+        --timestamp="$SOURCE_DATE_EPOCH" --build-arg="VERSION=$version" --arch="$ARCH" \
+        --label="org.opencontainers.image.source=$source_url" \
+        ${REVISION:+"--label=org.opencontainers.image.revision=$REVISION"} \
         --file "$here/${context##*/}.Containerfile" --tag "$repository/$name:$version" "$context" >/dev/null
     engine save --quiet --format docker-archive --output "$work/$name.tar" "$repository/$name:$version"
     /usr/bin/python3 "$here/normalize.py" "$work/$name.tar" "$output/$name.tar"

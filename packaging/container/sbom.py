@@ -1,29 +1,34 @@
-"""Writes the contents of an image beside it: a software bill of materials, CycloneDX in JSON.
+"""Writes the contents of an image or a wheel beside it: a software bill of materials, CycloneDX in JSON.
 
     .venv/bin/python packaging/container/sbom.py build/images/fusermount3-broker.tar
+    .venv/bin/python packaging/container/sbom.py --built-using 'glibc (= 2.36-9), …' build/dist/….whl
 
-writes build/images/fusermount3-broker.cdx.json. The image is an archive of `podman save --format docker-archive` with
-one layer. Its packages come from its dpkg table; the libraries linked statically into a package, from the package's
-Built-Using; the licences, from the copyright files. Packages of Python that are no package of Debian's come, with their
-licences, from their metadata. The same archive gives the same bytes.
+writes build/images/fusermount3-broker.cdx.json, or ….cdx.json. The image is an archive of `podman save --format
+docker-archive` with one layer. Its packages come from its dpkg table; the libraries linked statically into a package,
+from the package's Built-Using; the licences, from the copyright files. Packages of Python that are no package of
+Debian's come, with their licences, from their metadata. Of a wheel, the bill lists what is linked into its executable,
+and what it requires. The same archive gives the same bytes.
 """
 
 import argparse
+import email
+import hashlib
 import importlib.metadata
 import json
 import logging
 import re
 import tarfile
 import tempfile
+import zipfile
 from collections.abc import Iterable, Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, NamedTuple, cast
 from uuid import NAMESPACE_OID, uuid5
 
 from cyclonedx.model import HashAlgorithm, HashType
 from cyclonedx.model.bom import Bom
-from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.model.component import Component, ComponentScope, ComponentType
 from cyclonedx.model.contact import OrganizationalEntity
 from cyclonedx.model.license import DisjunctiveLicense, License, LicenseExpression
 from cyclonedx.output import make_outputter
@@ -44,6 +49,9 @@ OURS = "fusermount3-proxy"
 LIBRARIES = {
     "gcc": "GPL-3.0-or-later WITH GCC-exception-3.1",
     "glibc": "LGPL-2.1-or-later",
+    # Where Debian has them for other architectures to link.
+    "cross-toolchain-base": "LGPL-2.1-or-later",
+    "gcc-12-cross": "GPL-3.0-or-later WITH GCC-exception-3.1",
     "python": "PSF-2.0",
 }
 
@@ -229,13 +237,55 @@ def bill(image: Image, components: Iterable[Component]) -> Bom:
     return bom
 
 
+def write_of_wheel(wheel: Path, linked_sources: str) -> Path:
+    """Write the bill of materials of a wheel, with what is linked into its executable, as in Built-Using."""
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    with zipfile.ZipFile(wheel) as content:
+        name = next(each for each in content.namelist() if each.endswith(".dist-info/METADATA"))
+        metadata = email.message_from_bytes(content.read(name))
+        created = datetime(*content.getinfo(name).date_time, tzinfo=UTC)
+    subject = Component(
+        type=ComponentType.APPLICATION,
+        name=metadata["Name"],
+        version=metadata["Version"],
+        bom_ref=wheel.name,
+        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=digest)],
+        licenses=[LicenseExpression(metadata["License"])],
+        purl=PackageURL("pypi", None, metadata["Name"], metadata["Version"], {"file_name": wheel.name}),
+    )
+    parts = [linked(OURS, *source) for source in re.findall(r"(\S+) \(= ([^)]+)\)", linked_sources)]
+    bom = Bom(components=[*parts, *map(_requirement, metadata.get_all("Requires-Dist") or [])])
+    bom.serial_number = uuid5(NAMESPACE_OID, digest)
+    bom.metadata.timestamp = created
+    bom.metadata.component = subject
+    bom.register_dependency(subject, bom.components)
+    return _write(bom, wheel.with_suffix(".cdx.json"))
+
+
+def _requirement(line: str) -> Component:
+    """Return a package that pip installs beside a wheel, from a line of its Requires-Dist."""
+    found = re.match(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?([^;]*)", line)
+    assert found is not None, line
+    return Component(
+        type=ComponentType.LIBRARY,
+        name=found[1],
+        bom_ref=f"requires {line}",
+        scope=ComponentScope.OPTIONAL if "extra ==" in line else ComponentScope.REQUIRED,
+        description=f"any version {found[2].strip()}" if found[2].strip() else "any version",
+        purl=PackageURL("pypi", None, found[1].lower()),
+    )
+
+
 def write(archive: Path) -> Path:
-    """Write the bill of materials of an archive, and return its path."""
+    """Write the bill of materials of an image, and return its path."""
     with tempfile.TemporaryDirectory() as temporary:
         image = unpack(archive, Path(temporary))
         of_debian = [component(each, image.files) for each in packages(image.files)]
         bom = bill(image, [*of_debian, *python_components(image.files)])
-    output = archive.with_suffix(".cdx.json")
+    return _write(bom, archive.with_suffix(".cdx.json"))
+
+
+def _write(bom: Bom, output: Path) -> Path:
     text = make_outputter(bom, OutputFormat.JSON, SchemaVersion.V1_6).output_as_string(indent=2)
     output.write_text(f"{text}\n", encoding="utf-8")
     return output
@@ -243,10 +293,15 @@ def write(archive: Path) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("archive", type=Path, nargs="+", help="an image, as podman saves it")
+    parser.add_argument("--built-using", default="", help="what is linked into the executable of a wheel")
+    parser.add_argument("archive", type=Path, nargs="+", help="an image, as podman saves it, or a wheel")
     logging.getLogger("debian").setLevel(logging.ERROR)  # it warns about copyright files of an older format
-    for archive in parser.parse_args().archive:
-        write(archive)
+    arguments = parser.parse_args()
+    for archive in arguments.archive:
+        if archive.suffix == ".whl":
+            write_of_wheel(archive, arguments.built_using)
+        else:
+            write(archive)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from tests.lab import checkout
 from tests.lab.cache import Cache, recipe_hash
-from tests.lab.commands import Argument, run
+from tests.lab.commands import Argument, CommandFailed, run
+from tests.lab.foreign import run_emulating
 from tests.lab.images import DebianRecipe, debian_sources, image_tag, rootfs
 from tests.lab.podman import Container, Options, Volume
 
@@ -37,9 +38,14 @@ def build_dependencies() -> list[str]:
     return [each.split()[0] for each in source["Build-Depends"].split(",") if each.strip()]
 
 
-def builder(suite: str) -> DebianRecipe:
-    """Return a system with what every build may rely on, and the packages that debian/control names."""
-    return DebianRecipe(f"debian-builder-{suite}", ("passwd", "build-essential", *build_dependencies()), suite)
+def builder(suite: str, architecture: str = "") -> DebianRecipe:
+    """Return a system with what every build may rely on, and the packages that debian/control names.
+
+    `architecture`: Debian's name of it, if it isn't this machine's.
+    """
+    name = "-".join(("debian-builder", suite, *([architecture] if architecture else [])))
+    packages = ("passwd", "build-essential", *build_dependencies())
+    return DebianRecipe(name, packages, suite, architecture=architecture)
 
 
 def inspector(suite: str) -> DebianRecipe:
@@ -72,6 +78,38 @@ def build(
             container.exec(["sh", "-c", script], user="user", workdir=f"{parent}/{name}", timeout=600)
         shutil.rmtree(place / name)
         shutil.copytree(place, output, dirs_exist_ok=True)
+    write_index(output)
+
+
+#: The arguments: the root directory, the command. Nothing but its own files and processes is there for the command.
+_IN_TREE = """\
+tree=$1
+shift
+mount --rbind /proc "$tree/proc"
+exec unshare --net -- chroot --userspec=1000:1000 "$tree" env --ignore-environment --chdir=/build/fusermount3-proxy \
+    HOME=/home/user PATH=/usr/sbin:/usr/bin:/sbin:/bin "$@"
+"""
+
+
+def build_foreign(suite: str, architecture: str, output: Path) -> None:
+    """Build the packages for another architecture than this machine's, emulated; without those for all of them.
+
+    Takes minutes. CommandFailed if it fails.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        tree = Path(temporary) / "tree"
+        (tree / "build").mkdir(parents=True)
+        tarball = rootfs(builder(suite, architecture))
+        run(["tar", "--extract", "--numeric-owner", "--file", tarball, "--directory", tree])
+        run([SOURCES / "packaging/export", tree / "build/fusermount3-proxy"])
+        run(["chown", "--recursive", "--no-dereference", "1000:1000", tree / "build"])
+        command = ["dpkg-buildpackage", "--no-sign", "--build=any"]
+        argv = ["sh", "-euc", _IN_TREE, "sh", str(tree), *command]
+        result = run_emulating(argv)
+        if result.returncode != 0:
+            raise CommandFailed(command, result)
+        for deb in (tree / "build").glob("*.deb"):
+            shutil.copy(deb, output)
     write_index(output)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
 import sys
@@ -33,3 +34,11 @@ def test_its_modules_are_those_that_are_imported() -> None:
     copied = [Path(each) for each in re.findall(r'^ +cp (?:-r )?"\$top/(\S+)"', SCRIPT, re.MULTILINE)]
     assert [each for each in files if not any(each.is_relative_to(whole) for whole in copied)] == []
     assert {name for name in modules if in_broker(name)} >= {"fusermount3_broker.messages.untrusted_text"}
+
+
+def test_wheels_are_those_of_the_architecture_that_is_asked_for() -> None:
+    only, *platforms = WHEELS["options"]("arm64")
+    assert only == "--only-binary=:all:"
+    assert {"--platform=manylinux2014_aarch64", "--platform=manylinux_2_28_aarch64"} <= set(platforms)
+    assert all(each.endswith("_aarch64") for each in platforms)
+    assert WHEELS["options"](None)[1].endswith(f"_{os.uname().machine}")

@@ -7,6 +7,7 @@ import importlib.util
 import io
 import json
 import tarfile
+import zipfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -198,3 +199,23 @@ def test_packages_of_python_are_in_it_with_the_licences_that_they_name(tmp_path:
         "pkg:pypi/silent@1.0": [{"license": {"name": "see its metadata"}}],
         "pkg:pypi/zope@1.0": [{"expression": "Apache-2.0 OR MIT"}],
     }
+
+
+def test_the_bill_of_a_wheel_names_what_is_linked_and_what_is_required(tmp_path: Path) -> None:
+    wheel = tmp_path / "fusermount3_proxy-1.2.3-py3-none-manylinux_2_17_x86_64.whl"
+    metadata = (
+        "Metadata-Version: 2.4\nName: fusermount3-proxy\nVersion: 1.2.3\nLicense: Apache-2.0\n"
+        'Requires-Dist: click>=8.1\nRequires-Dist: Jinja2>=3.1.6; extra == "controller"\n'
+    )
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("fusermount3_proxy-1.2.3.dist-info/METADATA", metadata)
+    text = sbom.write_of_wheel(wheel, "glibc (= 2.36-9+deb12u13), gcc-12-cross (= 14)").read_text()
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    found = json.loads(text)
+    assert found["metadata"]["component"]["hashes"][0]["content"] == hashlib.sha256(wheel.read_bytes()).hexdigest()
+    linked = {each["name"]: each for each in found["components"]}
+    assert linked["glibc"]["version"] == "2.36-9+deb12u13"
+    assert linked["glibc"]["licenses"] == [{"expression": "LGPL-2.1-or-later"}]
+    assert linked["gcc-12-cross"]["licenses"] == [{"expression": "GPL-3.0-or-later WITH GCC-exception-3.1"}]
+    assert linked["click"]["scope"] == "required"
+    assert linked["Jinja2"]["scope"] == "optional"
