@@ -4,7 +4,9 @@ SHELL := /bin/bash
 # The distribution's Python: the proxy is linked with its static library, and the bytecode has to match.
 PYTHON ?= /usr/bin/python3
 VENV := .venv
-NATIVE := $(shell dpkg --print-architecture)
+MACHINE_x86_64 := amd64
+MACHINE_aarch64 := arm64
+NATIVE := $(MACHINE_$(shell uname -m))
 ARCH ?= $(NATIVE)
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' fusermount3_proxy/__init__.py)
 PROXY := build/static/$(if $(filter-out $(NATIVE),$(ARCH)),$(ARCH)/)fusermount3-proxy
@@ -207,7 +209,7 @@ clean:  ## remove what was built here (the cache of the tests' images stays, in 
 
 # Install Debian packages only if one is missing, so that the other targets need no network.
 .PHONY: build-packages image-packages release-packages lab-packages machine-packages
-build-packages: PACKAGES := $(BUILD_PACKAGES)
+build-packages: PACKAGES := --or-tools $(BUILD_PACKAGES)
 image-packages: PACKAGES := $(IMAGE_PACKAGES)
 release-packages: PACKAGES := $(RELEASE_PACKAGES)
 lab-packages: PACKAGES := $(LAB_PACKAGES)

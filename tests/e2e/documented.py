@@ -77,6 +77,7 @@ EXECUTED = {
     ("troubleshooting.md", "ln -s"): "engines.py",
     ("troubleshooting.md", "mkdir -p"): "labels.py",
     ("troubleshooting.md", "kubectl delete pods"): "test_device_plugin_on_a_node.py",
+    ("where-it-runs.md", "podman build"): "test_builds_and_compose.py",
     ("pypi.md", "apt-get install"): "test_pip.py",
     ("pypi.md", "python3 -m venv"): "test_pip.py",
     ("pypi.md", "cd /opt"): "test_pip.py",
@@ -104,6 +105,9 @@ NOT_EXECUTED = {
         "programs.md",
         "fuse-starter -- sshfs",
     ): "tests/e2e/csi/test_fuse_starter.py does so with programs without a server",
+    ("releases.md", "sha256sum"): "tests/unit/release/test_statements.py does so with files of its own",
+    ("releases.md", "git checkout"): "`make release-check` builds twice and compares",
+    ("releases.md", "jq "): "tests/unit/release/test_statements.py finds the commit in the same place",
     ("troubleshooting.md", "fusermount3-broker status"): "both are executed, from other pages",
     ("programs.md", "fuse-starter --fd-passing"): "the same",
 }

@@ -50,8 +50,8 @@ def with_component(kustomize: Path, base: Path, namespace: str, directory: Path)
     page = yaml.safe_load(text)
     assert (page["namespace"], *page["resources"], *page["components"]) == (
         "fusermount3-proxy",
-        f"github.com/OWNER/fusermount3-proxy/packaging/kubernetes/{BASE.name}",
-        f"github.com/OWNER/fusermount3-proxy/packaging/kubernetes/{COMPONENT.name}",
+        f"fusermount3-proxy/packaging/kubernetes/{BASE.name}",
+        f"fusermount3-proxy/packaging/kubernetes/{COMPONENT.name}",
     )
     page |= {"namespace": namespace}
     page |= {"resources": [os.path.relpath(base, directory)], "components": [os.path.relpath(COMPONENT, directory)]}
