@@ -77,6 +77,7 @@ EXECUTED = {
     ("troubleshooting.md", "ln -s"): "engines.py",
     ("troubleshooting.md", "mkdir -p"): "labels.py",
     ("troubleshooting.md", "kubectl delete pods"): "test_device_plugin_on_a_node.py",
+    ("where-it-runs.md", "podman run"): "test_rootless_podman.py",
     ("where-it-runs.md", "podman build"): "test_builds_and_compose.py",
     ("pypi.md", "apt-get install"): "test_pip.py",
     ("pypi.md", "python3 -m venv"): "test_pip.py",
