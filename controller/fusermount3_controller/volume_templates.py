@@ -22,7 +22,10 @@ KIND = "VolumeTemplate"
 VARIABLES = frozenset({"fsGroup", "mountpoint", "readOnly"})
 #: volumeAttributes that are the driver's, so they can't be parameters (the broker's csi/volume_requests.py).
 DRIVER_ATTRIBUTES = frozenset(
-    ("allowOther", "fdPassingEmptyDirName", "fdPassingSocketName", "mountOptions", "mountTiming", "oldClients")
+    (
+        *("allowOther", "fdPassingEmptyDirName", "fdPassingSocketName", "mountOptions", "mountTiming", "oldClients"),
+        "share",
+    )
 )
 #: The attribute that names the template.
 TEMPLATE_ATTRIBUTE = "volumeTemplate"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fusermount3_broker.cli import completion, control_client, formatting, rates, request_ids
+from fusermount3_broker.cli import completion, control_client, formatting, options, rates, request_ids
 from fusermount3_broker.injection.cdi import DEFAULT_PROXY
 from fusermount3_broker.messages.untrusted_text import visible
 from fusermount3_broker.service import configuration, configuration_file
@@ -28,25 +28,6 @@ if TYPE_CHECKING:
 #: The driver's name in Kubernetes, unless it takes another's place.
 DRIVER_NAME = "csi.fusermount3-proxy.dev"
 
-_CONFIG = click.option(
-    "--config",
-    "config_path",
-    type=click.Path(path_type=Path),
-    help=f"Configuration file; default {configuration_file.DEFAULT_PATH}, if it exists.",
-)
-_SOCKETS = click.option(
-    "--socket",
-    "socket_paths",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    help="Listen here instead of where the configuration says; may be repeated.",
-)
-_LOG_FORMAT = click.option(
-    "--log-format",
-    type=click.Choice(configuration.LOG_FORMATS),
-    help="Write the log as lines of text for people, or of JSON, whatever `log_format` in the configuration says. auto:"
-    " to the journal if stderr is connected to it, text on a terminal, else JSON.",
-)
 _PROXY = click.option(
     "--proxy",
     type=click.Path(path_type=Path),
@@ -54,19 +35,6 @@ _PROXY = click.option(
     show_default=True,
     help="The static executable on the host.",
 )
-_BROKER_SOCKET = click.option(
-    "--socket",
-    type=click.Path(path_type=Path),
-    default=configuration.Socket.path,
-    show_default=True,
-    help="The broker's socket on the host; containers see the directory it is in.",
-)
-_DEVICE_NODE = click.option(
-    "--device-node",
-    is_flag=True,
-    help="Give containers the real /dev/fuse, which clone_fd needs, and not a stand-in that can only be opened.",
-)
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 
 class _Failure(click.ClickException):
@@ -122,9 +90,9 @@ def main() -> None:
 
 
 @main.command()
-@_CONFIG
-@_SOCKETS
-@_LOG_FORMAT
+@options.CONFIG
+@options.SOCKETS
+@options.LOG_FORMAT
 def serve(config_path: Path | None, socket_paths: tuple[Path, ...], log_format: str | None) -> None:
     """Run the broker, in the foreground."""
     _serve(config_path, socket_paths, log_format)
@@ -141,14 +109,22 @@ def serve(config_path: Path | None, socket_paths: tuple[Path, ...], log_format: 
     type=click.Path(path_type=Path),
     help="kubelet's directory with the volumes of pods.",
 )
-@_CONFIG
-@_SOCKETS
-@_LOG_FORMAT
+@click.option(
+    "--mount-namespaces",
+    default="fuse-mounts",
+    show_default=True,
+    metavar="NAMES",
+    help="The namespaces whose pods may offer their filesystems to all pods, separated by commas.",
+)
+@options.CONFIG
+@options.SOCKETS
+@options.LOG_FORMAT
 def csi(
     endpoint: str,
     node_id: str,
     driver_name: str,
     kubelet_dir: Path,
+    mount_namespaces: str,
     config_path: Path | None,
     socket_paths: tuple[Path, ...],
     log_format: str | None,
@@ -158,9 +134,11 @@ def csi(
 
     try:
         csi_settings.check(endpoint, node_id, driver_name, str(kubelet_dir))
+        csi_settings.check_mount_namespaces(mount_namespaces)
     except csi_settings.SettingsError as error:
         raise _Failure(str(error)) from None
-    _serve(config_path, socket_paths, log_format, csi_settings.Csi(endpoint, node_id, driver_name, kubelet_dir))
+    settings = csi_settings.Csi(endpoint, node_id, driver_name, kubelet_dir, mount_namespaces)
+    _serve(config_path, socket_paths, log_format, settings)
 
 
 def _serve(
@@ -215,8 +193,8 @@ def _file_of(pid: int) -> Path | None:
 
 
 @main.command()
-@_CONFIG
-@_JSON
+@options.CONFIG
+@options.JSON
 def status(config_path: Path | None, as_json: bool) -> None:
     """Show the state of the running broker."""
     answer = _ask(config_path, "status")
@@ -260,7 +238,7 @@ def _print_status(answer: dict[str, Any]) -> None:
 
 
 @main.command()
-@_CONFIG
+@options.CONFIG
 def health(config_path: Path | None) -> None:
     """Check whether the running broker can serve a caller now; exit with status 1 if not."""
     answer = _ask(config_path, "health")
@@ -272,7 +250,7 @@ def health(config_path: Path | None) -> None:
 
 
 @main.command()
-@_CONFIG
+@options.CONFIG
 @click.option("--once", is_flag=True, help="Print one sample and exit, as if the output is not a terminal.")
 def top(config_path: Path | None, once: bool) -> None:
     """Show the running broker's mounts, rates and latencies each second, until q is pressed."""
@@ -294,8 +272,8 @@ def top(config_path: Path | None, once: bool) -> None:
 
 
 @main.command()
-@_CONFIG
-@_JSON
+@options.CONFIG
+@options.JSON
 @click.option("--dead", is_flag=True, help="List only dead mounts; with --hung, these and hung ones.")
 @click.option("--hung", is_flag=True, help="List only hung mounts; with --dead, these and dead ones.")
 @click.option(
@@ -348,7 +326,7 @@ def mounts(config_path: Path | None, as_json: bool, dead: bool, hung: bool, cont
 
 
 @main.command()
-@_CONFIG
+@options.CONFIG
 @click.argument("ids", metavar="ID...", nargs=-1, required=True, shell_complete=completion.request_ids)
 def abort(config_path: Path | None, ids: tuple[str, ...]) -> None:
     """Abort the FUSE connections of the mounts with these request IDs, which `mounts` shows.
@@ -397,8 +375,8 @@ def abort(config_path: Path | None, ids: tuple[str, ...]) -> None:
 )
 @click.option("--cdi", "by_cdi", is_flag=True, help="Tell kubelet (1.29 or later) only the name of the CDI device.")
 @_PROXY
-@_BROKER_SOCKET
-@_DEVICE_NODE
+@options.BROKER_SOCKET
+@options.DEVICE_NODE
 @click.option(
     "--log-format",
     type=click.Choice(configuration.LOG_FORMATS),
@@ -450,8 +428,8 @@ def cdi() -> None:
 @cdi.command()
 @click.option("--output", type=click.Path(path_type=Path), help="Write the file, for example /etc/cdi/NAME.json.")
 @_PROXY
-@_BROKER_SOCKET
-@_DEVICE_NODE
+@options.BROKER_SOCKET
+@options.DEVICE_NODE
 def generate(output: Path | None, proxy: Path, socket: Path, device_node: bool) -> None:
     """Print the specification of the device fusermount3-proxy.dev/fuse=on.
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from fusermount3_broker.csi import csi_pb2
 from fusermount3_broker.csi.csi_pb2 import VolumeCapability
-from fusermount3_broker.messages import csi, mount_options, refusal
+from fusermount3_broker.messages import csi, mount_options, refusal, sharing_key
 from fusermount3_broker.messages.csi import INVALID_ARGUMENT, NOT_FOUND, Code
 from fusermount3_broker.messages.csi_settings import Settings
 from fusermount3_broker.messages.untrusted_text import visible
@@ -20,13 +20,17 @@ from fusermount3_broker.messages.volume_sockets import LONGEST_SOCKET
 #: The driver whose users' FUSE programs expect their own kind of socket; under this name the plugin replaces it.
 OLD_DRIVER = "meta-fuse-csi-plugin.csi.storage.pfn.io"
 
-#: Prefix of the attributes that kubelet adds (CSIDriver's podInfoOnMount), and the one with the pod's UID.
+#: Prefix of the attributes that kubelet adds (CSIDriver's podInfoOnMount), and those about the pod.
 _KUBELETS = "csi.storage.k8s.io/"
 _POD_UID = "csi.storage.k8s.io/pod.uid"
+_NAMESPACE = "csi.storage.k8s.io/pod.namespace"
+_SERVICE_ACCOUNT = "csi.storage.k8s.io/serviceAccount.name"
 #: Kubelet's attribute of an inline volume, which is "true" there.
 _EPHEMERAL = "csi.storage.k8s.io/ephemeral"
 #: The attribute that names a VolumeTemplate. Beside it are the template's parameters, which are the controller's.
 TEMPLATE = "volumeTemplate"
+#: The attribute with which a mount pod offers its filesystem to other pods.
+SHARE = "share"
 
 _MODES = VolumeCapability.AccessMode
 _READER_ONLY = (_MODES.SINGLE_NODE_READER_ONLY, _MODES.MULTI_NODE_READER_ONLY)
@@ -35,6 +39,7 @@ _READER_ONLY = (_MODES.SINGLE_NODE_READER_ONLY, _MODES.MULTI_NODE_READER_ONLY)
 _VOLUME_NAME = re.compile("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 #: The UID of a pod: a UUID, or 32 hexadecimal digits for a static pod.
 _UID = re.compile("[0-9a-zA-Z][-0-9a-zA-Z]{0,127}")
+_SHARING_KEY = re.compile(f"[0-9a-f]{{{sharing_key.LENGTH}}}")
 #: The path of a pod's volume in kubelet's directory: a target in its directory of pods must match this.
 _TARGET_IN_POD = re.compile(r"pods/([^/]+)/volumes/kubernetes\.io~csi/[^/]+/mount")
 
@@ -65,6 +70,7 @@ class Attributes(NamedTuple):
     eager: bool = False
     allow_other: bool = True
     old_clients: bool | None = None
+    share: str = ""
 
 
 # Requests ----------------------------------------------------------------------------------------------------------
@@ -79,7 +85,9 @@ def publish(request: csi_pb2.NodePublishVolumeRequest, settings: Settings) -> cs
     attributes = _attributes(request.volume_context)
     wanted = _options((*mount.mount_flags, attributes.mount_options))
     pod = _pod(target, request.volume_context.get(_POD_UID, ""))
-    old_clients = attributes.old_clients
+    old_clients = settings.driver_name == OLD_DRIVER if attributes.old_clients is None else attributes.old_clients
+    if attributes.share:
+        _check_share(request.volume_context, attributes, old_clients)
     return csi.Publish(
         number=0,
         id=volume_id,
@@ -87,13 +95,16 @@ def publish(request: csi_pb2.NodePublishVolumeRequest, settings: Settings) -> cs
         pod=pod.encode(),
         directory=f"pods/{pod}/volumes/kubernetes.io~empty-dir/{attributes.empty_dir}".encode(),
         name=attributes.socket.encode(),
-        old_clients=settings.driver_name == OLD_DRIVER if old_clients is None else old_clients,
+        old_clients=old_clients,
         eager=attributes.eager,
         read_only=request.readonly or mode in _READER_ONLY or _parsed(wanted).read_only,
         allow_other=attributes.allow_other,
         options=wanted,
         group=_group(mount.volume_mount_group),
         alone=mode == _MODES.SINGLE_NODE_SINGLE_WRITER,
+        namespace=_text(request.volume_context.get(_NAMESPACE, "")),
+        share=attributes.share.encode(),
+        borrows="".join(f"{key}\n" for key in _keys_to_borrow(request)).encode(),
     )
 
 
@@ -250,15 +261,8 @@ def _quoted(text: str) -> str:
 
 
 def _attributes(context: Mapping[str, str]) -> Attributes:
-    """Return the volumeAttributes without those that kubelet adds, and without a template's. Raises Refusal.
-
-    The controller takes a template's attributes out of an inline volume when it puts the program into the pod; those
-    of a PersistentVolume it can't change.
-    """
+    """Return the volumeAttributes without those that kubelet adds, and without a template's. Raises Refusal."""
     has_template = TEMPLATE in context
-    if has_template and context.get(_EPHEMERAL) == "true":
-        why = "fusermount3-controller did not give the pod a container for its volumeTemplate: create the pod again"
-        raise Refusal(INVALID_ARGUMENT, f"volumeAttributes: {why}")
     found: dict[str, Any] = {}
     for name, value in context.items():
         if name.startswith(_KUBELETS) or (has_template and name not in ATTRIBUTES):
@@ -273,6 +277,58 @@ def _attributes(context: Mapping[str, str]) -> Attributes:
             why = f"'{name}' must be {error}, not {_quoted(value)}"
             raise Refusal(INVALID_ARGUMENT, f"volumeAttributes: {why}") from None
     return Attributes(**found)
+
+
+def _check_share(context: Mapping[str, str], attributes: Attributes, old_clients: bool) -> None:
+    """Raise Refusal unless a volume with these attributes can offer its filesystem to other pods.
+
+    Only kubelet can say that a volume is inline, and in which namespace its pod is. Without podInfoOnMount, the author
+    of the pod may say so, but does not know the UID.
+    """
+    problem = ""
+    if TEMPLATE in context:
+        problem = f"can't be beside '{TEMPLATE}'"
+    elif not context.get(_POD_UID) or not context.get(_NAMESPACE):
+        problem = "needs a CSIDriver with podInfoOnMount"
+    elif context.get(_EPHEMERAL) != "true":
+        problem = "is for inline volumes only"
+    elif not attributes.allow_other:
+        problem = "is for other pods, so 'allowOther' can't be 'false'"
+    elif old_clients:
+        problem = "can't be beside 'oldClients'"
+    if problem:
+        raise Refusal(INVALID_ARGUMENT, f"volumeAttributes: '{SHARE}' {problem}")
+
+
+def _keys_to_borrow(request: csi_pb2.NodePublishVolumeRequest) -> list[str]:
+    """Return the keys under which the filesystem of a volume of a template may be offered: without and with the
+    identity of the pod. Raises Refusal.
+
+    None for other volumes, and where kubelet doesn't say which pod it is: then the program must be in the pod.
+    """
+    context = request.volume_context
+    if TEMPLATE not in context or not context.get(_POD_UID) or not context.get(_NAMESPACE):
+        return []
+    mount = request.volume_capability.mount
+    group = _group(mount.volume_mount_group)
+    identities = [None, (context[_NAMESPACE], context.get(_SERVICE_ACCOUNT, ""))]
+    return [
+        sharing_key.sharing_key(
+            volume="" if context.get(_EPHEMERAL) == "true" else request.volume_id,
+            attributes=context,
+            mount_options=mount.mount_flags,
+            group=None if group == csi.NO_GROUP else group,
+            identity=identity,
+        )
+        for identity in identities
+    ]
+
+
+def _text(value: str) -> bytes:
+    """Return a value that kubelet has added. Raises Refusal."""
+    if "\0" in value or len(value.encode()) > _LONGEST_ID:
+        raise Refusal(INVALID_ARGUMENT, f"{_NAMESPACE} has at most {_LONGEST_ID} bytes, none of them NUL")
+    return value.encode()
 
 
 def _volume_name(value: str) -> str:
@@ -299,6 +355,12 @@ def _boolean(value: str) -> bool:
     return value == "true"
 
 
+def _key(value: str) -> str:
+    if not _SHARING_KEY.fullmatch(value):
+        raise ValueError(f"a key of {sharing_key.LENGTH} hexadecimal digits")
+    return value
+
+
 #: The volumeAttributes: the field of `Attributes` for each, and the function that reads its value, or raises
 #: ValueError.
 ATTRIBUTES: dict[str, tuple[str, Callable[[str], Any]]] = {
@@ -308,4 +370,5 @@ ATTRIBUTES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "mountTiming": ("eager", _is_eager),
     "allowOther": ("allow_other", _boolean),
     "oldClients": ("old_clients", _boolean),
+    SHARE: ("share", _key),
 }

@@ -98,6 +98,8 @@ class Front:
     #: The volumes published for kubelet, and the CSI plugin's process; only with ``csi``.
     volumes: Volumes | None = None
     plugin: PluginStarted | None = None
+    #: The namespaces of Kubernetes whose pods may offer their filesystems to all pods.
+    mount_namespaces: frozenset[bytes] = frozenset()
 
     def __post_init__(self) -> None:
         #: The mount namespace of the whole broker, which contains the targets of volumes.

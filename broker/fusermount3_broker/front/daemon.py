@@ -110,6 +110,7 @@ def _begin(supervisor: socket.socket) -> tuple[Front, _Sockets]:
     plugin = callers.pop(0) if begin.volumes else None
     if begin.volumes:
         front.volumes = Volumes(state_directory)
+        front.mount_namespaces = frozenset(filter(None, begin.mount_namespaces.split(b",")))
     _limit_connections(front, descriptors)
     return front, _Sockets(control, metrics, plugin, callers)
 

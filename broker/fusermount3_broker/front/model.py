@@ -1,7 +1,7 @@
 """The front's records of mounts and volumes. Decisions use them, and tables store them."""
 
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NewType
 
 from fusermount3_broker.front.decisions.limits import AccountName
@@ -21,7 +21,7 @@ class Mount:
     or 0 if the broker doesn't see it. `connection` is the inode of the FUSE connection, `mounted_at` the time of the
     request, in seconds since the epoch. `request_id` is the one in the log; `account` is the account that pays.
     `volume` is the target of the volume on which it is also mounted, or empty. `mount_id` is the unique ID of the
-    mount, or 0 if unknown.
+    mount, or 0 if unknown. `share` is the key under which that volume offers the filesystem to other pods, or empty.
     """
 
     device: Device
@@ -39,6 +39,7 @@ class Mount:
     account: AccountName
     volume: bytes = b""
     mount_id: int = 0
+    share: bytes = b""
 
     @property
     def awaits_program(self) -> bool:
@@ -59,6 +60,10 @@ class Volume:
     connects. `options` are mount options, separated by commas; `group` is the volume mount group, or
     `mounter.NO_GROUP`. An `alone` volume is published for one pod only. `nonce` (`mounter.StartPublish`) does not come
     from kubelet.
+
+    `namespace` is the pod's in Kubernetes. A volume with a `share` is a *source*: its filesystem is offered to other
+    pods under that key. `borrows` has the keys, one a line, under which this volume may get the filesystem of a source;
+    it is a *borrower* if it has no `directory`.
     """
 
     target: bytes
@@ -74,9 +79,28 @@ class Volume:
     group: int
     alone: bool = False
     nonce: bytes = field(default_factory=_nonce, compare=False)
+    share: bytes = b""
+    #: Tables of earlier versions lack these, and kubelet asks again for the volumes in them.
+    namespace: bytes = field(default=b"", compare=False)
+    borrows: bytes = field(default=b"", compare=False)
+
+    @property
+    def is_borrower(self) -> bool:
+        return not self.directory
+
+    @property
+    def keys(self) -> frozenset[bytes]:
+        """Return the keys under which the volume may get the filesystem of a source."""
+        return frozenset(self.borrows.splitlines())
+
+    def as_borrower(self) -> "Volume":
+        """Return the volume as it is if the pod has no emptyDir for a socket."""
+        return replace(self, directory=b"", name=b"", old_clients=False, eager=False)
 
     @property
     def sockets(self) -> set[tuple[bytes, bytes]]:
         """Return the locations of its sockets: directories and names."""
+        if self.is_borrower:
+            return set()
         names = {self.name, self.name + SECOND_SOCKET} if self.old_clients else {self.name}
         return {(self.directory, name) for name in names}

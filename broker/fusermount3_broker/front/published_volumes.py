@@ -401,6 +401,7 @@ class Publications:
             account=AccountName(""),
             volume=volume.target,
             mount_id=made.mount_id,
+            share=volume.share,
         )
 
     # Utilities -------------------------------------------------------------------------------------------------

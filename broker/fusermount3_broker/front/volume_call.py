@@ -91,7 +91,7 @@ class VolumeCall(Call):
         return super()._usual_filesystem(request) if is_pinned else FILESYSTEMS["tmpfs"]  # the placeholder's
 
     def _record(self, peer: Peer, request: MountRequest | VolumeRequest, plan: MountPlan, made: Made) -> Mount:
-        mount = replace(super()._record(peer, request, plan, made), volume=self._target)
+        mount = replace(super()._record(peer, request, plan, made), volume=self._target, share=self._volume.share)
         if self._lent:
             mount = replace(mount, type=self._lent.mount.type, source=self._lent.mount.source)
         self._mounted = mount

@@ -33,7 +33,9 @@ class Publish(NamedTuple):
     `target` is the volume's target path at kubelet; `pod` the pod's UID; `directory` the directory of the pod's
     emptyDir in which to make the socket `name`. With `old_clients`, clients of meta-fuse-csi-plugin are served under
     that name, too. `eager`: mount now. `options` are mount options, separated by commas; `group` is the volume mount
-    group, or NO_GROUP. With `alone` the volume may be published at no other target (ReadWriteOncePod).
+    group, or NO_GROUP. With `alone` the volume may be published at no other target (ReadWriteOncePod). `namespace` is
+    the pod's. The filesystem is offered to other pods under the key `share` (`messages.sharing_key`), unless that is
+    empty. With keys in `borrows`, one a line, that of another pod is used if the pod has no emptyDir for the socket.
     """
 
     number: int
@@ -49,6 +51,9 @@ class Publish(NamedTuple):
     options: bytes
     group: GroupId
     alone: bool
+    namespace: bytes
+    share: bytes
+    borrows: bytes
 
 
 class Unpublish(NamedTuple):

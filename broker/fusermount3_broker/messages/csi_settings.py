@@ -12,6 +12,8 @@ LONGEST_NODE_ID = 256
 _UNIX_ADDRESS = re.compile(r"unix:(?://)?(/[^/\0][^\0]*)")
 #: CSI, GetPluginInfoResponse: a domain name of at most 63 characters.
 _DRIVER_NAME = re.compile("[a-zA-Z0-9]([-.a-zA-Z0-9]{0,61}[a-zA-Z0-9])?")
+#: A namespace of Kubernetes: a label of DNS (RFC 1123).
+_NAMESPACE = re.compile("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 class SettingsError(Exception):
@@ -19,12 +21,16 @@ class SettingsError(Exception):
 
 
 class Csi(NamedTuple):
-    """The CSI plugin's options from the command line, and kubelet's directory of volumes."""
+    """The CSI plugin's options from the command line, and kubelet's directory of volumes.
+
+    `mount_namespaces` are those of mount pods, separated by commas.
+    """
 
     endpoint: str
     node_id: str
     driver_name: str
     kubelet_directory: Path
+    mount_namespaces: str
 
 
 class Settings(NamedTuple):
@@ -50,3 +56,10 @@ def check(endpoint: str, node_id: str, driver_name: str, kubelet_directory: str)
     if not kubelet_directory.startswith("/") or ".." in kubelet_directory.split("/"):
         raise SettingsError(f"--kubelet-dir must be an absolute path, not {kubelet_directory!r}")
     return Settings(Path(address[1]), node_id, driver_name, str(Path(kubelet_directory)).removesuffix("/"))
+
+
+def check_mount_namespaces(listed: str) -> None:
+    """Raise SettingsError unless these are names of namespaces, separated by commas; there may be none."""
+    for each in listed.split(",") if listed else []:
+        if not _NAMESPACE.fullmatch(each):
+            raise SettingsError(f"--mount-namespaces must be names of namespaces, separated by commas, not {listed!r}")

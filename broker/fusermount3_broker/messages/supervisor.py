@@ -22,7 +22,8 @@ class Begin(NamedTuple):
     plugin, and then the sockets on which callers connect.
 
     `state_directory` holds the tables of mounts and volumes; `log_format` is one of `configuration.LOG_FORMATS`;
-    `keeps_fusectl`: while the broker restarts, systemd keeps the superblock of fusectl.
+    `keeps_fusectl`: while the broker restarts, systemd keeps the superblock of fusectl. `mount_namespaces` are those of
+    Kubernetes whose pods may offer their filesystems to all pods, separated by commas.
     """
 
     state_directory: bytes
@@ -30,6 +31,7 @@ class Begin(NamedTuple):
     metrics: bool
     volumes: bool
     keeps_fusectl: bool
+    mount_namespaces: bytes = b""
 
 
 class Configuration(NamedTuple):

@@ -88,6 +88,7 @@ def serve(
                 metrics=listening.metrics is not None,
                 volumes=csi is not None,
                 keeps_fusectl=listening_sockets.systemd_keeps_descriptors(),
+                mount_namespaces=csi.mount_namespaces.encode() if csi else b"",
             )
             metrics = [listening.metrics] if listening.metrics else []
             volumes = [plugin.for_front] if plugin else []

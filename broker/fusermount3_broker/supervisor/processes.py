@@ -294,7 +294,7 @@ class Plugin:
 
     def start(self) -> None:
         """Raises NotBegun."""
-        endpoint, node_id, driver_name, kubelet_directory = self._csi
+        endpoint, node_id, driver_name, kubelet_directory, _ = self._csi
         arguments = [self._log_format, endpoint, node_id, driver_name, str(kubelet_directory)]
         with self.pauses.starting("CSI plugin"):
             self._process = restarts.start("fusermount3_broker.csi.plugin", self._own_end.fileno(), arguments=arguments)

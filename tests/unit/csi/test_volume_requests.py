@@ -22,11 +22,19 @@ from fusermount3_broker.csi.csi_pb2 import (
 )
 from fusermount3_broker.messages import csi, csi_settings
 from fusermount3_broker.messages.csi import INVALID_ARGUMENT, NOT_FOUND, Publish
+from fusermount3_broker.messages.sharing_key import sharing_key
 
 POD = "0d4f6a2e-7b7a-4b54-9f5e-3f9fd3a1a111"
 TARGET = f"/var/lib/kubelet/pods/{POD}/volumes/kubernetes.io~csi/data/mount"
 SETTINGS = csi_settings.check("unix:///csi/csi.sock", "node", "fuse.example.org", "/var/lib/kubelet")
 MODES = VolumeCapability.AccessMode
+EPHEMERAL = "csi.storage.k8s.io/ephemeral"
+INFO = {
+    "csi.storage.k8s.io/pod.uid": POD,
+    "csi.storage.k8s.io/pod.namespace": "shop",
+    "csi.storage.k8s.io/serviceAccount.name": "web",
+}
+KEY = "0123456789abcdef" * 4
 
 
 def request(
@@ -85,6 +93,9 @@ def test_a_volume_without_attributes_has_the_defaults() -> None:
         options=b"",
         group=csi.NO_GROUP,
         alone=False,
+        namespace=b"",
+        share=b"",
+        borrows=b"",
     )
 
 
@@ -121,10 +132,11 @@ def test_what_kubelet_adds_is_no_attribute() -> None:
     context = {
         "csi.storage.k8s.io/ephemeral": "true",
         "csi.storage.k8s.io/pod.name": "web",
+        "csi.storage.k8s.io/pod.namespace": "shop",
         "csi.storage.k8s.io/pod.uid": POD,
         "csi.storage.k8s.io/serviceAccount.tokens": "{}",
     }
-    assert publish(context=context) == publish()
+    assert publish(context=context) == publish()._replace(namespace=b"shop")
 
 
 @pytest.mark.parametrize(
@@ -178,15 +190,57 @@ def test_beside_the_name_of_a_template_are_its_parameters() -> None:
     assert "'mountTiming' must be" in refused(context={**context, "mountTiming": "lazy"})
 
 
-def test_an_inline_volume_that_still_names_a_template_has_no_program() -> None:
-    """The controller takes the name out of it."""
-    context = {"csi.storage.k8s.io/ephemeral": "true", "volumeTemplate": "s3", "bucket": "photos"}
-    assert refused(context=context) == (
-        "volumeAttributes: fusermount3-controller did not give the pod a container for its volumeTemplate: "
-        "create the pod again"
+def keys(*identities: tuple[str, str] | None, **parts: Any) -> bytes:
+    """Return the keys of a volume with these parts for these identities, as in `Publish.borrows`."""
+    return "".join(f"{sharing_key(**parts, identity=each)}\n" for each in identities).encode()
+
+
+@pytest.mark.parametrize(("ephemeral", "volume"), [("true", ""), ("false", "photos-1"), (None, "photos-1")])
+def test_a_volume_of_a_template_names_the_keys_of_what_it_may_share(ephemeral: str | None, volume: str) -> None:
+    own = {"volumeTemplate": "s3", "bucket": "photos"}
+    context = own | INFO | {EPHEMERAL: ephemeral or ""}
+    expected = keys(None, ("shop", "web"), volume=volume, attributes=own, mount_options=["ro", "noatime"], group=1000)
+    asked = publish(
+        volume_id="photos-1", context=context, mount_flags=["ro", "noatime"], volume_mount_group="1000", readonly=True
     )
-    of_volume = {**context, "csi.storage.k8s.io/ephemeral": "false"}
-    assert publish(context=of_volume) == publish()
+    assert (asked.borrows, asked.namespace, asked.share) == (expected, b"shop", b"")
+    assert publish(context=context).borrows not in (b"", expected)
+
+
+@pytest.mark.parametrize("missing", ["csi.storage.k8s.io/pod.uid", "csi.storage.k8s.io/pod.namespace"])
+def test_a_pod_that_kubelet_does_not_name_has_its_program_itself(missing: str) -> None:
+    context = {"volumeTemplate": "s3", "bucket": "photos"} | INFO
+    del context[missing]
+    assert publish(context=context).borrows == b""
+
+
+def test_a_mount_pod_offers_its_filesystem() -> None:
+    asked = publish(context={"share": KEY} | INFO | {EPHEMERAL: "true"})
+    assert (asked.share, asked.namespace, asked.borrows) == (KEY.encode(), b"shop", b"")
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"share": "x"}, "'share' must be a key of 64 hexadecimal digits, not 'x'"),
+        ({"share": ""}, "'share' must be a key of 64 hexadecimal digits, not ''"),
+        ({"share": KEY.upper()}, "'share' must be a key of 64 hexadecimal digits"),
+        ({"volumeTemplate": "s3"}, "'share' can't be beside 'volumeTemplate'"),
+        ({"csi.storage.k8s.io/ephemeral": "false"}, "'share' is for inline volumes only"),
+        ({"csi.storage.k8s.io/pod.uid": ""}, "'share' needs a CSIDriver with podInfoOnMount"),
+        ({"csi.storage.k8s.io/pod.namespace": ""}, "'share' needs a CSIDriver with podInfoOnMount"),
+        ({"allowOther": "false"}, "'share' is for other pods, so 'allowOther' can't be 'false'"),
+        ({"oldClients": "true"}, "'share' can't be beside 'oldClients'"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused_by_the_name_of_the_field(changed: dict[str, str], words: str) -> None:
+    assert f"volumeAttributes: {words}" in refused(context={"share": KEY} | INFO | {EPHEMERAL: "true"} | changed)
+
+
+def test_the_driver_of_old_clients_shares_nothing() -> None:
+    of_old = SETTINGS._replace(driver_name=volume_requests.OLD_DRIVER)
+    with pytest.raises(volume_requests.Refusal, match="'share' can't be beside 'oldClients'"):
+        publish(context={"share": KEY} | INFO | {EPHEMERAL: "true"}, settings=of_old)
 
 
 # Mount options

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fusermount3_broker.messages.csi_settings import Settings, SettingsError, check
+from fusermount3_broker.messages.csi_settings import Settings, SettingsError, check, check_mount_namespaces
 
 GOOD = ("unix:///csi/csi.sock", "node-1", "fuse.example.org", "/var/lib/kubelet")
 
@@ -47,3 +47,14 @@ def test_the_driver_has_a_name_that_csi_allows(name: str) -> None:
 def test_kubelets_directory_is_an_absolute_path(directory: str) -> None:
     with pytest.raises(SettingsError, match="--kubelet-dir"):
         check(*GOOD[:3], directory)
+
+
+@pytest.mark.parametrize("listed", ["", "fuse-mounts", "fuse-mounts,a", "x" * 63])
+def test_any_number_of_namespaces_may_have_mount_pods(listed: str) -> None:
+    check_mount_namespaces(listed)
+
+
+@pytest.mark.parametrize("listed", [",", "a,", "A", "a b", "a/b", "x" * 64, "-a", "a\n"])
+def test_the_namespaces_of_mount_pods_have_names(listed: str) -> None:
+    with pytest.raises(SettingsError, match="--mount-namespaces must be names of namespaces"):
+        check_mount_namespaces(listed)

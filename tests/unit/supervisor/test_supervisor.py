@@ -26,7 +26,7 @@ from fusermount3_broker.supervisor.processes import Front, LaunchedFront, Mounte
 from fusermount3_broker.supervisor.restarts import NotBegun
 from tests.unit.fakes import all_descriptors, open_descriptors
 
-CSI = Csi("unix:///csi/csi.sock", "node", "csi.example", Path("/var/lib/kubelet"))
+CSI = Csi("unix:///csi/csi.sock", "node", "csi.example", Path("/var/lib/kubelet"), "fuse-mounts")
 
 
 class FakeProcess:

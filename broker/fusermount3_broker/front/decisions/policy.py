@@ -9,6 +9,7 @@ the pod's manifest has the last word on options, and on whether users other than
 
 import os
 import stat
+from collections.abc import Collection
 from errno import EACCES, EBUSY, EINVAL, EPERM
 
 from fusermount3_broker.front.model import Mount, Volume
@@ -81,7 +82,8 @@ def _plan_in_volume(id: bytes, said: bytes, sync_init: bool, facts: MountFacts, 
     wanted = mount_options.parse(said, volume.options, may_allow_other=True, where_allowed=b"", kernel=_KERNEL)
     _check_what_the_kernel_gets(said + b"," + volume.options, wanted, facts)
     plan = _plan(id, sync_init, wanted, facts)
-    return plan._replace(allow_other=volume.allow_other, read_only=plan.read_only or volume.read_only)
+    allow_other = volume.allow_other or volume.share != b""
+    return plan._replace(allow_other=allow_other, read_only=plan.read_only or volume.read_only)
 
 
 def check_volume_caller(volume: Volume, pod: str) -> None:
@@ -93,6 +95,16 @@ def check_volume_caller(volume: Volume, pod: str) -> None:
         )
     if pod != volume.pod:
         raise Refusal(EACCES, b"not a container of the pod of this volume")
+
+
+def may_borrow(borrower: Volume, source: Volume, mount_namespaces: Collection[bytes]) -> bool:
+    """Return whether a volume may get the filesystem that another one offers.
+
+    Whoever may create pods may offer one under any key. So a pod uses only what comes from the namespaces of mount
+    pods, or from its own, in which whoever creates pods may have what the others have.
+    """
+    is_trusted = source.namespace in mount_namespaces or source.namespace == borrower.namespace
+    return source.share in borrower.keys and source.namespace != b"" and is_trusted
 
 
 def _check_number(facts: MountFacts, live_mounts: int, configuration: Configuration) -> None:

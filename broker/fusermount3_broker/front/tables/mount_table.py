@@ -26,7 +26,7 @@ _TYPES = damaged_rows.types_of(Mount) | dict.fromkeys(("device", "namespace", "u
 _COLUMNS = {"request" if name == "request_id" else name: kind for name, kind in _TYPES.items()}
 #: Columns that tables of earlier versions lack, with the values for their mounts. A mount without an account counts for
 #: no caller's account.
-_ADDED = {"account": "''", "volume": "x''", "mount_id": "0"}
+_ADDED = {"account": "''", "volume": "x''", "mount_id": "0", "share": "x''"}
 #: The numbers are meaningless after a boot. And no write waits for the disk: a crash also ends the mounts.
 FORM = Form("mounts", _COLUMNS, _ADDED, each_boot="DELETE FROM mounts", synchronous="OFF")
 
@@ -132,6 +132,10 @@ class Registry:
     def mounts_of(self, volume: bytes) -> list[Mount]:
         """Return the mounts of the volume at a target, newest first; some of them may be gone."""
         return [mount for mount in reversed(self._mounts.values()) if mount.volume == volume]
+
+    def shared(self, key: bytes) -> list[Mount]:
+        """Return the mounts that volumes offer or have offered under this key, newest first; some may be gone."""
+        return [mount for mount in reversed(self._mounts.values()) if mount.share == key] if key else []
 
     def most_in_a_namespace(self) -> int:
         """Return the number of mounts in the namespace that has the most; some of them may be gone."""

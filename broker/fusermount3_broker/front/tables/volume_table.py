@@ -5,7 +5,7 @@ identified by its target, the path that kubelet chose: the same volume may be pu
 each.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,14 @@ from fusermount3_broker.messages import mounter
 _COLUMNS = [each.name for each in fields(Volume)]
 _TYPES = damaged_rows.types_of(Volume) | {"group": mounter.GroupId}
 _BOOLEANS = {each.name for each in fields(Volume) if each.type is bool}
-#: Whether a FUSE program has received the descriptor of an eager volume since the machine booted.
+#: Whether, since the machine booted, a FUSE program has received the descriptor of an eager volume, or a borrower has
+#: had a filesystem.
 _TAKEN = "taken"
 #: After a crash of the machine the table is intact, but may lack the last writes.
 FORM = Form(
     "volumes",
     _TYPES | {_TAKEN: bool},
-    {"nonce": "x''"},
+    {"nonce": "x''", "share": "x''", "namespace": "x''", "borrows": "x''"},
     each_boot=f"UPDATE volumes SET {_TAKEN} = 0",
     synchronous="NORMAL",
 )
@@ -72,9 +73,17 @@ class Volumes:
         others = (each for each in self._volumes.values() if each.target != volume.target and each.id == volume.id)
         return next((each for each in others if each.alone or volume.alone), None)
 
+    def sources(self, keys: Collection[bytes]) -> list[Volume]:
+        """Return the volumes that offer a filesystem under one of these keys, the last published first."""
+        return [volume for volume in reversed(self._volumes.values()) if volume.share in keys and volume.share]
+
+    def borrowers(self, key: bytes) -> list[Volume]:
+        """Return the volumes that may get a filesystem that is offered under this key."""
+        return [volume for volume in self._volumes.values() if volume.is_borrower and key in volume.keys]
+
     def note_taken(self, target: bytes) -> None:
         """Record that a FUSE program has the descriptor of the filesystem that was made when this volume was
-        published."""
+        published; of a borrower, that it has a filesystem."""
         if volume := self._volumes.get(target):
             self._taken.add(target)
             self.table.write_or_defer(target, _row(volume, is_taken=True))

@@ -318,6 +318,34 @@ def test_only_its_own_pod_may_use_a_volume(pod: str, reason: str | None) -> None
     assert caught.value.errno == errno.EACCES
 
 
+def test_a_source_is_for_others_whatever_else_it_says() -> None:
+    source = replace(VOLUME, share=b"k", allow_other=False)
+    assert policy.decide_eager_mount(b"", source).allow_other
+
+
+SOURCE = replace(VOLUME, share=b"k", namespace=b"fuse-mounts")
+BORROWER = replace(VOLUME, borrows=b"k\nof identity\n", namespace=b"shop").as_borrower()
+
+
+@pytest.mark.parametrize(
+    ("source", "borrower", "expected"),
+    [
+        (SOURCE, BORROWER, True),
+        (replace(SOURCE, share=b"of identity"), BORROWER, True),
+        (replace(SOURCE, namespace=b"shop"), BORROWER, True),
+        (replace(SOURCE, namespace=b"another"), BORROWER, False),
+        (replace(SOURCE, namespace=b""), replace(BORROWER, namespace=b""), False),
+        (replace(SOURCE, share=b"other"), BORROWER, False),
+        (replace(SOURCE, share=b""), BORROWER, False),
+        (replace(SOURCE, share=b""), replace(BORROWER, borrows=b""), False),
+    ],
+)
+def test_a_volume_gets_only_what_a_pod_of_a_trusted_namespace_offers(
+    source: Volume, borrower: Volume, expected: bool
+) -> None:
+    assert policy.may_borrow(borrower, source, {b"fuse-mounts"}) == expected
+
+
 # Unmounting
 
 MOUNT = Mount(

@@ -110,6 +110,15 @@ def test_a_mount_whose_number_is_used_again_is_no_more(state: State, fake_fusect
     assert live.find(Device(1)) is None
 
 
+def test_shared_filesystems_are_found_by_their_key_the_newest_first(state: State, fake_fusectl: FakeFusectl) -> None:
+    live = state.open()
+    for device, share in ((1, b"k"), (2, b"l"), (3, b"k"), (4, b"")):
+        live.add(mount(device, fake_fusectl.connect(device), share=share))
+    live = state.open()
+    assert [each.device for each in live.shared(b"k")] == [3, 1]
+    assert live.shared(b"") == []
+
+
 def test_a_mount_that_is_gone_does_not_replace_one_on_its_number(state: State, fake_fusectl: FakeFusectl) -> None:
     """As when its caller commits late, and the child that kept the number from being used again was killed."""
     live = state.open()

@@ -33,6 +33,9 @@ volumes = st.builds(
     options=texts,
     group=st.integers(0, NO_GROUP),
     alone=st.booleans(),
+    share=texts,
+    namespace=texts,
+    borrows=texts,
 )
 
 
@@ -73,6 +76,39 @@ def test_a_volume_keeps_the_nonce_with_which_its_socket_is_made(table: Volumes, 
     assert found is not None
     assert found.nonce == VOLUME.nonce
     table.close()
+
+
+def test_what_kubelet_asks_for_again_is_known_to_a_table_of_an_earlier_version(table: Volumes, tmp_path: Path) -> None:
+    table.add(VOLUME)
+    table.close()
+    with sqlite3.connect(tmp_path / "volumes.sqlite", isolation_level=None) as database:
+        for column in ("share", "namespace", "borrows"):
+            database.execute(f"ALTER TABLE volumes DROP COLUMN {column}")
+    database.close()
+    table = Volumes(tmp_path)
+    assert list(table) == [replace(VOLUME, namespace=b"shop", borrows=b"k\n")]
+    table.close()
+
+
+def test_sources_and_borrowers_are_found_by_their_keys(table: Volumes, tmp_path: Path) -> None:
+    first = replace(VOLUME, target=b"1", name=b"1", share=b"k")
+    second = replace(VOLUME, target=b"2", name=b"2", share=b"k")
+    other = replace(VOLUME, target=b"3", name=b"3", share=b"l")
+    borrower = replace(VOLUME, target=b"4", borrows=b"k\nk2\n").as_borrower()
+    sidecar = replace(VOLUME, target=b"5", borrows=b"k\n")
+    for each in (first, second, other, borrower, sidecar):
+        table.add(each)
+    table.note_taken(first.target)
+    table = reopened(table, tmp_path)
+    assert table.sources(borrower.keys) == [second, first], "the last published first"
+    assert table.sources({b""}) == []
+    assert (table.borrowers(b"k"), table.borrowers(b"k2"), table.borrowers(b"l")) == ([borrower], [borrower], [])
+    table.close()
+
+
+def test_a_borrower_has_no_socket(table: Volumes) -> None:
+    table.add(replace(VOLUME, target=b"1").as_borrower())
+    assert table.with_same_socket(replace(VOLUME, target=b"2").as_borrower()) is None
 
 
 def vars_of(volume: Volume) -> list[object]:
