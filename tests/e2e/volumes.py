@@ -45,6 +45,10 @@ class Volume:
         self.empty_dir.chmod(0o777)
         self.target.parent.mkdir(parents=True)
 
+    def beside(self) -> Volume:
+        """Return a volume of another pod."""
+        return Volume(self._kubelet)
+
     @property
     def file(self) -> Path:
         """The file that a FUSE program serves in the volume."""
@@ -77,8 +81,10 @@ class Volume:
         read_only: bool = False,
         group: int = mounter.NO_GROUP,
         former: bytes = b"",
+        shared: bool = False,
     ) -> mounter.StartVolumeMount:
-        return mounter.StartVolumeMount(PATIENCE, 1, self.relative(self.target), pinned, held, read_only, group, former)
+        target = self.relative(self.target)
+        return mounter.StartVolumeMount(PATIENCE, 1, target, pinned, held, read_only, group, former, shared)
 
     def start_eager(self) -> mounter.StartEager:
         return mounter.StartEager(PATIENCE, self.relative(self.target), mounter.NO_GROUP, b"")

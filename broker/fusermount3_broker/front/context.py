@@ -4,7 +4,7 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from prometheus_client import Histogram
@@ -100,6 +100,10 @@ class Front:
     plugin: PluginStarted | None = None
     #: The namespaces of Kubernetes whose pods may offer their filesystems to all pods.
     mount_namespaces: frozenset[bytes] = frozenset()
+    #: For each borrower, by its target: the connection of the filesystem that it has.
+    borrowed: dict[bytes, int] = field(default_factory=dict)
+    #: Called with the key under which a filesystem was offered that is dead now.
+    shared_died: Callable[[bytes], None] = lambda _: None
 
     def __post_init__(self) -> None:
         #: The mount namespace of the whole broker, which contains the targets of volumes.

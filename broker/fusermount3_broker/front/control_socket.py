@@ -106,6 +106,7 @@ def status(front: Front) -> dict[str, Any]:
         "children": front.children(),
         "supervisor": {"pid": os.getppid(), "rss_bytes": _rss(front, os.getppid())},
         "volumes": len(front.volumes or ()),
+        "borrowers": len(front.borrowed),
         "tables": {table.name: table.problem or "ok" for table in front.tables},
         "front": {"pid": os.getpid(), "rss_bytes": _rss(front, os.getpid()), "open_descriptors": _open_descriptors()},
         "mounter": {
@@ -173,6 +174,8 @@ def _described(front: Front, mount: Mount, most: int) -> dict[str, Any]:
         "container": mount.container,
         "account": text(mount.account),
         "volume": text(mount.volume),
+        "share": mount.share.decode("ascii", "replace"),
+        "borrowers": [text(each) for each, has in front.borrowed.items() if has == mount.connection],
         "mount_namespace": mount.namespace,
         "mounted_at": mount.mounted_at,
         "state": front.state(mount),

@@ -328,26 +328,36 @@ class Reaper:
         return bool(mount.volume) and (is_dead or (answer == ENODATA and suspect.was_served))
 
     async def _put_tombstone(self, suspect: Suspect) -> None:
-        """Have a child put a tombstone in the place of the mount, if that is dead and at the target of its volume."""
+        """Have a child put a tombstone in the place of the mount, if that is dead and at the target of its volume; at
+        those of its borrowers, too."""
         mount = suspect.mount
         self._try_again(suspect)
-        said = None
-        start = StartTombstone(self._front.configuration.deadlines.operation, mount.volume, mount.device)
+        borrowers = (
+            self._front.volumes.borrowers(mount.share) if self._front.volumes is not None and mount.share else []
+        )
+        replaced = [await self._is_replaced(mount, each) for each in (mount.volume, *(b.target for b in borrowers))]
+        if any(replaced):
+            self._front.states.note_dead(mount.connection)
+            self._tell("replaced", "put a tombstone in the place of a dead mount: its program is gone", mount)
+        is_dead = self._front.states.is_dead(mount.connection)
+        suspect.needs_tombstone = is_dead
+        if is_dead and mount.share:
+            self._front.shared_died(mount.share)
+        if self._is_there(suspect) and is_dead and (suspect.tries >= _MOST_TRIES or any(replaced)):
+            self._serving.forget(mount.device)
+
+    async def _is_replaced(self, mount: Mount, target: bytes) -> bool:
+        """Have a child put a tombstone in the place of the mount at a target; return whether it has."""
+        start = StartTombstone(self._front.configuration.deadlines.operation, target, mount.device)
         with (
             suppress(MounterFailed, OperationFailed, OperationRefused, OperationEnded),
             await self._front.mounter.begin(start, []) as operation,
         ):
             try:
-                said = await operation.expect(TombstonePut)
+                return (await operation.expect(TombstonePut)).replaced
             finally:
                 self._leave_if_stuck(operation, mount.account, mount)
-        if said and said.replaced:
-            self._front.states.note_dead(mount.connection)
-            self._tell("replaced", "put a tombstone in the place of a dead mount: its program is gone", mount)
-        is_dead = self._front.states.is_dead(mount.connection)
-        suspect.needs_tombstone = is_dead
-        if self._is_there(suspect) and is_dead and (suspect.tries >= _MOST_TRIES or (said and said.replaced)):
-            self._serving.forget(mount.device)
+        return False
 
     async def _end_of(self, operation: Operation, seconds: float) -> None:
         """Hang up, and wait for the child's end. Raises OperationEnded if it doesn't end in time: it blocks."""

@@ -24,6 +24,9 @@ def explained(prefix: bytes, request: MountRequest | VolumeRequest | UnmountRequ
             prefix = b"failed to mount on the volume"
         elif error.step.startswith("lock "):
             prefix = b"failed to %b" % error.step.encode()
+        elif error.step == "share":
+            why = b"a program that serves other pods can't be in a user namespace (hostUsers: false)"
+            raise Refusal(error.errno, b"mount failed: %b" % why) from None
         raise Refusal(error.errno, b"%b: %b" % (prefix, os.strerror(error.errno).encode())) from None
     except OperationRefused as error:
         if error.descriptors == 1:

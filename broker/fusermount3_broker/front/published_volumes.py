@@ -16,31 +16,25 @@ import secrets
 import select
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from contextlib import asynccontextmanager, suppress
-from errno import EAGAIN, EBUSY, EEXIST, EIO, ENOENT, ETIMEDOUT
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
+from errno import EBUSY, EEXIST, ENOENT
 from functools import partial
 from typing import Any, NamedTuple
-from weakref import WeakValueDictionary
 
+from fusermount3_broker.front.borrowed_volumes import Borrowing, Make
 from fusermount3_broker.front.call import Call
 from fusermount3_broker.front.context import Front
 from fusermount3_broker.front.decisions import policy
 from fusermount3_broker.front.decisions.limits import AccountName
 from fusermount3_broker.front.model import Device, Mount, MountNamespace, Volume
-from fusermount3_broker.front.mounter_client import (
-    MounterFailed,
-    Operation,
-    OperationEnded,
-    OperationFailed,
-    OperationRefused,
-)
+from fusermount3_broker.front.mounter_client import Operation
 from fusermount3_broker.front.restored_containers import RestoredContainers, former
 from fusermount3_broker.front.server import Server
-from fusermount3_broker.front.slots import Slots
 from fusermount3_broker.front.tables.database import NotWritten
 from fusermount3_broker.front.tables.mount_table import filesystem_type
 from fusermount3_broker.front.tables.volume_table import Volumes
+from fusermount3_broker.front.volume_operations import VolumeOperations
 from fusermount3_broker.messages.mounter import (
     Attach,
     Keep,
@@ -49,7 +43,6 @@ from fusermount3_broker.messages.mounter import (
     Mounted,
     MountPlan,
     Published,
-    Start,
     StartEager,
     StartPublish,
     StartStat,
@@ -61,11 +54,9 @@ from fusermount3_broker.messages.refusal import Refusal
 from fusermount3_broker.service import log
 from fusermount3_broker.service.channel import Channel
 
-#: Concurrent operations of the mounter for kubelet: for all pods, and for one pod.
-_AT_ONCE, _FOR_A_POD = 32, 8
 #: The most sockets that come with `Published`.
 _MOST_SOCKETS = 2
-#: Seconds for which an operation waits for a slot of its pod, and for which the front waits for a whole unpublish.
+#: Seconds for which the front waits for a whole unpublish.
 _PATIENCE = 60
 #: Seconds between attempts to find the emptyDir of a new volume, about two and a half in all: kubelet creates it while
 #: it has the volume published.
@@ -172,12 +163,13 @@ class Publications:
         self._server = server
         self._begin = (begin, begin_old)
         self._served: dict[bytes, Publication] = {}
-        self._slots = Slots(_AT_ONCE, _FOR_A_POD)
+        self._operations = VolumeOperations(front)
         self.restored_containers = RestoredContainers(front)
-        self._locks: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
+        self.borrowing = Borrowing(front, volumes, self._operations, self._establish, self.restored_containers)
 
     def close(self) -> None:
         """Close the sockets and unserved filesystems of all volumes, which stay published."""
+        self.borrowing.end()
         self.restored_containers.end()
         for publication in self._served.values():
             publication.end()
@@ -199,8 +191,8 @@ class Publications:
         volume = self._volumes.find(target)
         if not volume:
             raise Refusal(ENOENT, b"no volume is published there")
-        start = StartStat(self._seconds, target)
-        async with self._operation(b"cannot ask the volume", volume, start) as operation:
+        start = StartStat(self._operations.seconds, target)
+        async with self._operations.begin(b"cannot ask the volume", volume, start) as operation:
             return await operation.expect(Stated)
 
     def targets_of(self, id: bytes) -> list[bytes]:
@@ -209,11 +201,15 @@ class Publications:
 
     async def restore(self) -> None:
         """Publish again the volumes that the last front had published; forget those that are gone with their pods."""
+        self.borrowing.resume()
         await asyncio.gather(*map(self._restore, self._volumes))
 
     async def _restore(self, volume: Volume) -> None:
         try:
-            await self.publish(volume)
+            if volume.is_borrower and not (await self.stat(volume.target)).published:
+                await self.unpublish(volume.target)  # the machine was booted, or the last front had just begun
+            else:
+                await self.publish(volume)
         except Refusal as refusal:
             if refusal.errno == ENOENT:
                 with suppress(Refusal):  # it is logged, and kubelet will ask for the unpublish
@@ -226,13 +222,26 @@ class Publications:
     async def _publish(self, volume: Volume) -> str:
         """Publish the volume; return the result in a word. Raises Refusal."""
         policy.decide_eager_mount(b"", volume)  # find mistakes in its options now, not when its user mounts
-        async with self._lock(volume.target):
+        if volume.keys:
+            return await self.borrowing.publish(volume, partial(self._publish_here, volume))
+        return await self._publish_here(volume, _LOOK_AGAIN)
+
+    async def _publish_here(self, volume: Volume, pauses: Iterable[float]) -> str:
+        """Publish a volume that a program of its own pod serves, as `_publish`; `pauses` as for `_make`."""
+        return await self._establish(volume, lambda known, is_new: self._make(known, pauses if is_new else ()))
+
+    async def _establish(self, volume: Volume, make: Make) -> str:
+        """Record the volume and `make` it; forget and remove it again if that fails and it is new. Raises Refusal.
+
+        Return the result in a word.
+        """
+        async with self._operations.lock(volume.target):
             known = self._volumes.find(volume.target)
             self._check_place(volume, known)
             if not known:
                 self._write_down(volume)
             try:
-                return "published" if await self._make(known or volume, () if known else _LOOK_AGAIN) else "unchanged"
+                return "published" if await make(known or volume, not known) else "unchanged"
             except Refusal:
                 if not known:
                     await self._give_up(volume)
@@ -268,7 +277,7 @@ class Publications:
         """
         known = self._served.get(volume.target)
         start = StartPublish(
-            seconds=self._seconds,
+            seconds=self._operations.seconds,
             target=volume.target,
             directory=volume.directory,
             name=volume.name,
@@ -295,7 +304,7 @@ class Publications:
                 if refusal.errno != ENOENT:
                     raise
             await asyncio.sleep(pause)
-        async with self._operation(b"cannot publish the volume", volume, start) as operation:
+        async with self._operations.begin(b"cannot publish the volume", volume, start) as operation:
             _, descriptors = await operation.expect_with_descriptors(Published, _MOST_SOCKETS)
         return descriptors
 
@@ -310,8 +319,9 @@ class Publications:
 
     async def _unpublish(self, target: bytes) -> str:
         """Remove the volume at `target`; return the result in a word. Raises Refusal."""
-        async with self._lock(target):
+        async with self._operations.lock(target):
             volume = self._volumes.find(target)
+            self.borrowing.forget(target)
             await self._take_away(target, volume)
             self._volumes.remove(target)
             return "unpublished" if volume else "nothing there"
@@ -323,8 +333,9 @@ class Publications:
             self._serve(publication, [])
             publication.end()
         socket = (volume.directory, volume.name, volume.nonce) if volume else (b"", b"", b"")
-        start = StartUnpublish(self._seconds, target, *socket)
-        async with self._operation(b"cannot unpublish the volume", volume, start) as operation:
+        borrowed = volume is not None and volume.is_borrower
+        start = StartUnpublish(self._operations.seconds, target, *socket, borrowed)
+        async with self._operations.begin(b"cannot unpublish the volume", volume, start) as operation:
             operation.patience = _PATIENCE  # several steps, each with a time limit of its own
             await operation.expect(Unpublished)
 
@@ -347,8 +358,8 @@ class Publications:
         volume = publication.volume
         id = secrets.token_hex(4)
         plan = policy.decide_eager_mount(id.encode(), volume)
-        start = StartEager(self._seconds, volume.target, volume.group, former(self._front, volume.target))
-        async with self._operation(b"mount failed", volume, start) as operation:
+        start = StartEager(self._operations.seconds, volume.target, volume.group, former(self._front, volume.target))
+        async with self._operations.begin(b"mount failed", volume, start) as operation:
             operation.say(plan)
             mount = self._record(volume, id, plan, await operation.expect(Made))
             try:
@@ -405,48 +416,6 @@ class Publications:
         )
 
     # Utilities -------------------------------------------------------------------------------------------------
-
-    @property
-    def _seconds(self) -> int:
-        return self._front.configuration.deadlines.operation
-
-    def _lock(self, target: bytes) -> asyncio.Lock:
-        """Return the lock of that target, which exists as long as an operation refers to it."""
-        return self._locks.setdefault(target, asyncio.Lock())
-
-    @asynccontextmanager
-    async def _operation(self, prefix: bytes, volume: Volume | None, start: Start) -> AsyncIterator[Operation]:
-        """Start an operation of the mounter once a slot is free. Failures are raised as Refusal with `prefix`."""
-        account = AccountName(f"pod {volume.pod}" if volume else "pod")
-        try:
-            await self._slots.take(account, _PATIENCE)
-        except TimeoutError:
-            raise Refusal(EAGAIN, b"%b: too many operations of this pod are under way" % prefix) from None
-        try:
-            operation = await self._begin_with_slot(start, account)
-        except MounterFailed as error:
-            self._front.log(log.ERROR, str(error))
-            raise Refusal(EAGAIN, b"%b: the broker's mounter takes no requests" % prefix) from None
-        begun = time.monotonic()
-        try:
-            yield operation
-        except OperationFailed as error:
-            text = f"{error.step}: {os.strerror(error.errno)}".encode()
-            raise Refusal(error.errno, b"%b: %b" % (prefix, text)) from None
-        except (OperationEnded, OperationRefused):
-            late = time.monotonic() - begun > 0.9  # its alarm has ended it if it took that long
-            problem = ETIMEDOUT if late else EIO
-            raise Refusal(problem, b"%b: %b" % (prefix, os.strerror(problem).encode())) from None
-        finally:
-            self._slots.give_back_after(account, operation)
-
-    async def _begin_with_slot(self, start: Start, account: AccountName) -> Operation:
-        """Start an operation in the account's slot; give the slot back if that fails. Raises MounterFailed."""
-        try:
-            return await self._front.mounter.begin(start, [])
-        except BaseException:
-            self._slots.give_back(account)
-            raise
 
     async def _logged(
         self, operation: str, target: bytes, volume: Volume | None, work: Coroutine[Any, Any, str]

@@ -94,11 +94,24 @@ class RestoredContainers:
 
 
 def former(front: Front, volume: bytes, but: Mount | None = None) -> bytes:
-    """Return the lines of `mounter.StartVolumeMount`: the filesystems that a volume had and that still exist, but not
-    that of one mount."""
+    """Return the lines of `mounter.StartVolumeMount`: the filesystems that a volume had, or may have had, and that
+    still exist, but not that of one mount."""
+    mounts = {each.device: each for each in front.registry.mounts_of(volume)}
+    if but:
+        mounts |= {each.device: each for each in _succeeded(front, but)}
+        mounts.pop(but.device, None)
     lines = [
-        b"%d %d\n" % (each.device, each.connection)
-        for each in front.registry.mounts_of(volume)
-        if each.device != (but and but.device) and front.registry.find(each.device)
+        b"%d %d\n" % (each.device, each.connection) for each in mounts.values() if front.registry.find(each.device)
     ]
     return b"".join(lines[:_MOST])
+
+
+def _succeeded(front: Front, mount: Mount) -> list[Mount]:
+    """Return what was offered under the same key as the mount, and is dead: known to be, or because this mount is at
+    the same target."""
+    source = front.registry.find(mount.device)
+    return [
+        each
+        for each in front.registry.shared(mount.share)
+        if (source and each.volume == source.volume) or front.states.is_dead(each.connection)
+    ]

@@ -79,6 +79,7 @@ class VolumeCall(Call):
             read_only=self._volume.read_only,
             group=self._volume.group,
             former=former(self._front, self._target),
+            shared=self._volume.share != b"",
         )
         return await self._begin(peer, start, *held)
 
@@ -108,6 +109,8 @@ class VolumeCall(Call):
         if committed and self._lent:
             self._publication.hand_over()
             self._lent = None
+        if committed and self._mounted:
+            self._publications.borrowing.committed(self._volume, self._mounted)
         return committed
 
 

@@ -144,5 +144,11 @@ _SENTENCES: dict[str, Callable[[_Fields], str]] = {
     **_of_kubelet("publish"),
     **_of_kubelet("unpublish"),
     **_of_kubelet("stat"),
+    "a volume has the filesystem of its mount pod again": lambda of: (
+        f"{of.volume} has the filesystem of its mount pod again"
+    ),
+    "can't give a volume the filesystem of its mount pod": lambda of: (
+        f"can't give {of.volume} the filesystem of its mount pod: {of.reason}"
+    ),
     "can't remove an incomplete volume": lambda of: f"can't remove what was made of {of.volume}: {of.reason}",
 }

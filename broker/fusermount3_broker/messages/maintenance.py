@@ -1,4 +1,4 @@
-"""The broker's own operations, which no caller requests: records of `mounter`."""
+"""The broker's own operations and some of kubelet's, which no caller requests: records of `mounter`."""
 
 from typing import NamedTuple
 
@@ -166,3 +166,27 @@ class TombstonePut(NamedTuple):
     """Whether it has `replaced` the dead filesystem; if not, that is not dead, or not topmost there any more."""
 
     replaced: bool
+
+
+class StartBorrow(NamedTuple):
+    """To the mounter, with one descriptor: conversation. Have the filesystem of `device`, which is at the target
+    `source`, also at the target `target`, unless a FUSE program serves what is there; answered by `Borrowed`.
+
+    `connection` is the inode of its connection. With `read_only`, access through `target` is read-only. `former` as in
+    `mounter.StartVolumeMount`, for the containers of the pod of `target`.
+    """
+
+    seconds: Seconds
+    source: bytes
+    device: DeviceNumber
+    connection: int
+    target: bytes
+    read_only: bool
+    former: bytes
+
+
+class Borrowed(NamedTuple):
+    """The filesystem of `device` is at the target; `new`: it was not there before."""
+
+    device: DeviceNumber
+    new: bool

@@ -22,6 +22,7 @@ for it. The complete list of records, in order:
     publish    child: Published, with the sockets
     eager      front: MountPlan   child: Made   front: Attach
                child: Mounted, with the /dev/fuse descriptor   front: Keep   child: Kept
+    borrow     child: Borrowed
     unpublish  child: Unpublished
     stat       child: Stated
     tombstone  child: TombstonePut
@@ -54,6 +55,7 @@ from typing import Annotated, NamedTuple
 
 from fusermount3_broker.messages.maintenance import Aborted as Aborted
 from fusermount3_broker.messages.maintenance import Asked as Asked
+from fusermount3_broker.messages.maintenance import Borrowed as Borrowed
 from fusermount3_broker.messages.maintenance import Checked as Checked
 from fusermount3_broker.messages.maintenance import Found as Found
 from fusermount3_broker.messages.maintenance import NobodyThere as NobodyThere
@@ -61,6 +63,7 @@ from fusermount3_broker.messages.maintenance import Reaped as Reaped
 from fusermount3_broker.messages.maintenance import Recognized as Recognized
 from fusermount3_broker.messages.maintenance import Restored as Restored
 from fusermount3_broker.messages.maintenance import StartAbort as StartAbort
+from fusermount3_broker.messages.maintenance import StartBorrow as StartBorrow
 from fusermount3_broker.messages.maintenance import StartCheck as StartCheck
 from fusermount3_broker.messages.maintenance import StartReap as StartReap
 from fusermount3_broker.messages.maintenance import StartRecognize as StartRecognize
@@ -172,7 +175,8 @@ class StartVolumeMount(NamedTuple):
     already at the target (`StartEager`). With `read_only`, access through the target is read-only. `group` is the
     filesystem's group_id, instead of the caller's gid; with `NO_GROUP` it is the caller's gid. `former` has a line for
     each filesystem that the volume had before and that still exists: its device number and the inode of its connection
-    in fusectl. Where a container of the pod has one of these, the new filesystem takes its place.
+    in fusectl. Where a container of the pod has one of these, the new filesystem takes its place. With `shared`, other
+    pods will have the filesystem, too, and its program sees the pids of their processes.
     """
 
     seconds: Seconds
@@ -183,13 +187,14 @@ class StartVolumeMount(NamedTuple):
     read_only: bool
     group: GroupId
     former: bytes
+    shared: bool = False
 
 
 class StartUnpublish(NamedTuple):
     """To the mounter, with one descriptor: conversation. Remove a volume, or whatever remains of it.
 
     Fields as in `StartPublish`; `directory` may be empty if it is not known. Answered by `Unpublished`. What the broker
-    has not made is kept.
+    has not made is kept. Unless the filesystem is `borrowed`, it is aborted if its program hangs.
     """
 
     seconds: Seconds
@@ -197,6 +202,7 @@ class StartUnpublish(NamedTuple):
     directory: bytes
     name: bytes
     nonce: bytes
+    borrowed: bool = False
 
 
 class Unpublished(NamedTuple):
@@ -431,6 +437,7 @@ Start = (
     | StartCheck
     | StartDismissal
     | StartPublish
+    | StartBorrow
     | StartEager
     | StartRecognizeVolume
     | StartUnpublish
@@ -450,6 +457,7 @@ Record = (
     | Checked
     | Recognized
     | Published
+    | Borrowed
     | Unpublished
     | Stated
     | TombstonePut
@@ -481,7 +489,7 @@ Record = (
 #: After these a child sends nothing more, and only waits for the end of the conversation.
 LAST_WORDS = (
     *(Kept, RolledBack, Unmounted, Reaped, Surveyed, Aborted, Checked, HasLetGo, BadDescriptors, Failed),
-    *(Recognized, Published, Unpublished, Stated, TombstonePut, Restored, NobodyThere, Found, NotPlain),
+    *(Recognized, Published, Borrowed, Unpublished, Stated, TombstonePut, Restored, NobodyThere, Found, NotPlain),
 )
 _vocabulary: Vocabulary[Record] = Vocabulary(Record.__args__)
 dump = _vocabulary.dump

@@ -32,6 +32,7 @@ from fusermount3_broker.messages import mounter, process_names
 from fusermount3_broker.messages import supervisor as orders
 from fusermount3_broker.messages.mounter import Record
 from fusermount3_broker.mounter import (
+    borrowed_volumes,
     eager_volumes,
     filesystem,
     fuse_connections,
@@ -298,6 +299,8 @@ def _operate(opened: Descriptors, child: Child | None, start: Record, descriptor
             eager_volumes.mount(opened, talk, start)
         elif isinstance(start, mounter.StartPublish):
             kubelet_directory.publish(opened, talk, start)
+        elif isinstance(start, mounter.StartBorrow):
+            borrowed_volumes.borrow(opened, talk, start)
         elif isinstance(start, mounter.StartUnpublish):
             kubelet_directory.unpublish(opened, talk, start)
         elif isinstance(start, mounter.StartStat):

@@ -225,11 +225,20 @@ def unpublish(opened: Descriptors, talk: Conversation, start: mounter.StartUnpub
         with talk.bounded("open the target"):
             held.enter_context(target.alone(talk.seconds))
             left = held.enter_context(_Connections(opened, target))
-        _detach(talk, target, left)
+            if start.borrowed:
+                _keep(target)
+        _detach(talk, target, left if not start.borrowed else None)
         with talk.bounded("remove the target"):
             target.remove()
-        left.abort_what_hangs(talk)
+        if not start.borrowed:
+            left.abort_what_hangs(talk)
     talk.say(mounter.Unpublished())
+
+
+def _keep(target: Target) -> None:
+    """Keep the topmost filesystem until this process ends, and not even wait for its end when it is detached."""
+    with suppress(FileNotFoundError, FileExistsError), target.topmost() as top:
+        os.dup(top)
 
 
 def _remove_sockets(opened: Descriptors, start: mounter.StartUnpublish) -> None:
@@ -289,12 +298,13 @@ def _abort(connection: fuse_connections.Connection) -> None:
         in_child(connection.abort, [connection.fileno()], [syscalls.CAP_SETUID, syscalls.CAP_SETGID])
 
 
-def _detach(talk: Conversation, target: Target, left: _Connections) -> None:
-    """Unmount all that the broker has mounted at the target. Abort the connections if a hung FUSE program blocks it."""
+def _detach(talk: Conversation, target: Target, left: _Connections | None) -> None:
+    """Unmount all that the broker has mounted at the target. Abort the connections `left` if a hung FUSE program blocks
+    it."""
     seconds = max(1, talk.seconds // 2)
     for _ in range(2):
         with talk.bounded("unmount", seconds), suppress(TimeoutError):
-            rescue = Rescue(talk.fileno(), left.abort)
+            rescue = Rescue(talk.fileno(), left.abort) if left else None
             in_child(target.detach, [target.directory], [syscalls.CAP_SYS_ADMIN], rescue=rescue)
             return
     raise StepError(errno.ETIMEDOUT, "unmount")

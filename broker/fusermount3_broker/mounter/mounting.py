@@ -17,6 +17,7 @@ from fusermount3_broker.messages.mounter import Record
 from fusermount3_broker.mounter import filesystem, invariants, locked_flags, mount_tree, volume_targets
 from fusermount3_broker.mounter.caller_namespaces import Caller
 from fusermount3_broker.mounter.front_connection import Conversation, HungUp, StepError
+from fusermount3_broker.mounter.namespaces import PidNamespace
 from fusermount3_broker.mounter.volume_helper import VolumeHelper
 
 #: The uid that a user namespace shows for users that are not mapped in it (/proc/sys/kernel/overflowuid).
@@ -100,6 +101,10 @@ def mount(talk: Conversation, caller: Caller, start: mounter.StartMount | mounte
 def mount_volume(talk: Conversation, caller: Caller, start: mounter.StartVolumeMount, helper: VolumeHelper) -> None:
     """Mount on a volume, and on the caller's pinned mountpoint, if any; only on the latter if the volume already has
     the filesystem."""
+    if start.shared:
+        if caller.in_user_namespace:  # the kernel lets nobody outside of it access the filesystem
+            raise StepError(errno.EPERM, "share")
+        caller.pids = PidNamespace(mounter.PIDS_SEEN)
     wanted = _agreed(talk, caller)
     if start.group != mounter.NO_GROUP:
         wanted = wanted._replace(gid=start.group)

@@ -221,16 +221,18 @@ class Target:
             else:
                 self._replace(top, replaced)
 
-    def clone(self, seconds: int) -> int:
+    def clone(self, seconds: int, device: int | None = None) -> int:
         """Return a detached copy of the FUSE filesystem, without propagation.
 
-        Raises OSError: FileNotFoundError if there is only the placeholder, or a tombstone.
+        Raises OSError: FileNotFoundError if there is only the placeholder, or a tombstone, or not that `device`.
         """
         with ExitStack() as held, self.alone(seconds):
             top = held.enter_context(self.topmost())
             layers = self.layers(top)
             if not layers or is_placeholder(layers[0]) or layers[0] is tombstone_of(layers):
                 raise FileNotFoundError(errno.ENOENT, "nothing is mounted at the volume")
+            if device not in (None, layers[0].device):
+                raise FileNotFoundError(errno.ENOENT, "another filesystem is mounted at the volume")
             return private_copy(top)
 
     def served(self, device: int, seconds: int) -> tuple[int, int | None]:

@@ -44,7 +44,12 @@ def listed(mounts: list[Mount]) -> list[dict[str, Any]]:
     states = SimpleNamespace(waiting=lambda _: 0)
     serving = SimpleNamespace(of=lambda mount: (os.getpid() if mount.device == SERVED else 0, 7))
     front: Any = SimpleNamespace(
-        registry=FakeRegistry(mounts), state=lambda _: "live", states=states, serving=serving, open_proc=open_proc
+        registry=FakeRegistry(mounts),
+        state=lambda _: "live",
+        states=states,
+        serving=serving,
+        open_proc=open_proc,
+        borrowed={b"one": 1, b"other": 2},
     )
     answer: list[dict[str, Any]] = asyncio.run(control_socket._answer(front, SimpleNamespace(), "mounts"))  # type: ignore[arg-type]
     return answer
@@ -69,6 +74,12 @@ def test_a_mount_is_told_with_the_program_that_serves_it() -> None:
     assert (served["program_pid"], served["program_command"]) == (os.getpid(), own)
     assert (served["pid"], served["command"]) == (77, "fusermount3")
     assert (unserved["program_pid"], unserved["program_command"]) == (0, "")
+
+
+def test_a_mount_is_told_with_the_volumes_that_have_it() -> None:
+    told, unused = listed([mount(1, 1, share=b"k"), mount(3, 3)])
+    assert (told["share"], told["borrowers"]) == ("k", ["one"])
+    assert (unused["share"], unused["borrowers"]) == ("", [])
 
 
 @pytest.mark.parametrize("question", ["abort", "abort ", "abort 1 2"])

@@ -109,6 +109,16 @@ SAID: list[tuple[str, dict[str, Value], str]] = [
         "unmounted the dead mount on /mnt in container 9ea7f6a7f41c: its program is gone (request 3f6c0e52)",
     ),
     (
+        "a volume has the filesystem of its mount pod again",
+        VOLUME,
+        f"volume csi-1 of pod {POD} has the filesystem of its mount pod again",
+    ),
+    (
+        "can't give a volume the filesystem of its mount pod",
+        {**VOLUME, "text": b"no"},
+        f"can't give volume csi-1 of pod {POD} the filesystem of its mount pod: no",
+    ),
+    (
         "put a tombstone in the place of a dead mount: its program is gone",
         {
             "request_id": "3f6c0e52",

@@ -1,0 +1,300 @@
+"""Volumes that have the filesystem of another pod's volume: of a mount pod's, its *source*.
+
+The pods name no source. A volume of a template has keys, and a volume of a mount pod offers its filesystem under one of
+them (`messages.sharing_key`); which of these is believed is decided by `policy.may_borrow`. A source counts as served
+once its FUSE program has answered a request. Until then, publishing a *borrower* waits, so that no container of its pod
+starts without the filesystem. If it has waited too long, it has left nothing behind, and kubelet asks again.
+
+A borrower keeps the filesystem that it has for as long as that is served, also if the source is removed or there is a
+newer one. If the filesystem is dead, it gets the next one that is served, in its running containers, too.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from errno import EAGAIN, ENODATA, ENOENT, ENOTCONN, ETIMEDOUT
+from functools import partial
+from typing import Any
+
+from fusermount3_broker.front.context import Front
+from fusermount3_broker.front.decisions import policy
+from fusermount3_broker.front.model import Device, Mount, Volume
+from fusermount3_broker.front.mounter_client import Operation
+from fusermount3_broker.front.restored_containers import RestoredContainers, former
+from fusermount3_broker.front.tables.volume_table import Volumes
+from fusermount3_broker.front.volume_operations import VolumeOperations
+from fusermount3_broker.messages.mounter import Borrowed, StartBorrow, StartStat, Stated
+from fusermount3_broker.messages.refusal import Refusal
+from fusermount3_broker.service import log
+
+#: Seconds for which a borrower waits for a source. The plugin waits 60 for the answer, kubelet 120.
+LONGEST_WAIT = 50.0
+#: Seconds between the first looks for an emptyDir of the pod, which kubelet creates while it has the volume published;
+#: and between later ones. A pod with one has a FUSE program of its own.
+_LOOKS = [0.01 * 2**number for number in range(6)]
+_LOOK_AGAIN = 5.0
+#: Seconds between questions to a FUSE program that has not answered: the first pause, and the longest.
+_ASK_AGAIN, _LONGEST_PAUSE = 0.1, 5.0
+#: What is no answer of a FUSE program: it has mounted nothing, is gone, or hangs.
+_NO_ANSWERS = (ENODATA, ENOTCONN, ETIMEDOUT)
+
+#: Makes a volume, which is new or not; returns whether anything of it was missing. Raises Refusal.
+Make = Callable[[Volume, bool], Awaitable[bool]]
+#: Records the volume and makes it, or leaves nothing; returns the result in a word. Raises Refusal.
+Establish = Callable[[Volume, Make], Awaitable[str]]
+#: Publishes a volume that a FUSE program of its own pod serves. Raises Refusal with ENOENT if the pod has no emptyDir
+#: for the socket, also after each of these pauses, in seconds.
+PublishHere = Callable[[Iterable[float]], Awaitable[str]]
+
+
+class _Wait:
+    """A publish that waits for a source; it `is_over` if the volume was unpublished meanwhile."""
+
+    is_over = False
+
+
+class Borrowing:
+    """Gives borrowers the filesystems of sources. For use in a running event loop."""
+
+    def __init__(
+        self,
+        front: Front,
+        volumes: Volumes,
+        operations: VolumeOperations,
+        establish: Establish,
+        restored_containers: RestoredContainers,
+    ) -> None:
+        self._front = front
+        self._volumes = volumes
+        self._operations = operations
+        self._establish = establish
+        self._restored_containers = restored_containers
+        #: The connections of sources whose FUSE program has answered.
+        self._answered: set[int] = set()
+        #: Set, and replaced, when there may be a source for those who wait.
+        self._news = asyncio.Event()
+        self._waits: dict[bytes, list[_Wait]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        front.shared_died = self._renew_soon
+
+    # Sources ---------------------------------------------------------------------------------------------------
+
+    def resume(self) -> None:
+        """Take up the sources that the last front had."""
+        for source in self._volumes:
+            mount = self._newest(source) if source.share else None
+            if mount and not mount.awaits_program:
+                self.committed(source, mount)
+
+    def committed(self, source: Volume, mount: Mount) -> None:
+        """A FUSE program serves `mount` on a volume: if that is a source, give it to its borrowers."""
+        if source.share and mount.connection:
+            self._begin(self._offer(source, mount))
+
+    async def _offer(self, source: Volume, mount: Mount) -> None:
+        """Wait until the FUSE program answers, and give its filesystem to borrowers."""
+        pause = _ASK_AGAIN
+        while self._is_live(mount) and self._volumes.find(source.target) == source:
+            if await self._answers(source):
+                self._answered = {mount.connection} | {
+                    each.connection for each in self._front.registry if each.connection in self._answered
+                }
+                self._tell()
+                await self._renew(source.share)
+                return
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def _answers(self, source: Volume) -> bool:
+        """Ask the filesystem of the source; return whether its program answers. If it hangs, return when it goes on."""
+        hanging: Operation | None = None
+        start = StartStat(self._operations.seconds, source.target)
+        try:
+            async with self._operations.begin(b"cannot ask the volume", source, start) as operation:
+                stated = await operation.expect(Stated)
+                if stated.errno == ETIMEDOUT:
+                    hanging = operation.second_handle()
+        except Refusal:
+            return False
+        if hanging:
+            with hanging:
+                await hanging.ended()
+        return stated.served or (stated.published and stated.errno not in _NO_ANSWERS)
+
+    def _newest(self, source: Volume) -> Mount | None:
+        """Return the filesystem at the target of a source, if one is there that is not known to be dead."""
+        mounts = self._front.registry.mounts_of(source.target)
+        return mounts[0] if mounts and self._is_live(mounts[0]) else None
+
+    def _is_live(self, mount: Mount) -> bool:
+        known = self._front.registry.find(mount.device)
+        return (
+            known is not None
+            and known.connection == mount.connection
+            and not self._front.states.is_dead(mount.connection)
+        )
+
+    def _sources(self, borrower: Volume) -> list[Volume]:
+        """Return the sources that the borrower may use: those of mount namespaces first, and of these the newest."""
+        trusted = self._front.mount_namespaces
+        found = [each for each in self._volumes.sources(borrower.keys) if policy.may_borrow(borrower, each, trusted)]
+        return sorted(found, key=lambda source: source.namespace not in trusted)
+
+    def _lender(self, borrower: Volume) -> tuple[Volume, Mount] | None:
+        """Return the source whose filesystem the borrower would get now, with that, if there is one."""
+        for source in self._sources(borrower):
+            mount = self._newest(source)
+            if mount and mount.connection in self._answered and self._front.state(mount) == "live":
+                return source, mount
+        return None
+
+    # Borrowers -------------------------------------------------------------------------------------------------
+
+    async def publish(self, volume: Volume, publish_here: PublishHere) -> str:
+        """Publish a volume of a template, by a program of its pod or of a mount pod; return the result in a word.
+
+        Raises Refusal: EAGAIN if no source was served in time.
+        """
+        known = self._volumes.find(volume.target)
+        if known and not known.is_borrower:
+            return await publish_here(())
+        if known and self._volumes.is_taken(volume.target):
+            return await self._establish(volume.as_borrower(), self._renewed)
+        wait = _Wait()
+        self._waits.setdefault(volume.target, []).append(wait)
+        try:
+            return await self._wait(volume, wait, None if known else publish_here)
+        finally:
+            self._waits[volume.target].remove(wait)
+            if not self._waits[volume.target]:
+                del self._waits[volume.target]
+
+    async def _wait(self, volume: Volume, wait: _Wait, publish_here: PublishHere | None) -> str:
+        """Publish the volume as soon as that is possible; return the result in a word. Raises Refusal."""
+        borrower = volume.as_borrower()
+        give_up = time.monotonic() + LONGEST_WAIT
+        pauses: Iterable[float] = _LOOKS
+        while True:
+            news = self._news
+            if publish_here:
+                with _unless_absent():
+                    return await publish_here(pauses)
+                pauses = ()
+            if self._lender(borrower):
+                with _unless_absent():
+                    return await self._establish(borrower, partial(self._begun, wait))
+            left = give_up - time.monotonic()
+            if left <= 0 or wait.is_over:
+                raise Refusal(EAGAIN, b"its mount pod is not ready: %b" % self._problem(borrower))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(news.wait(), min(left, _LOOK_AGAIN))
+
+    def _problem(self, borrower: Volume) -> bytes:
+        sources = self._sources(borrower)
+        if not sources:
+            return b"none on this node offers the volume"
+        if not any(map(self._newest, sources)):
+            return b"its FUSE program has not mounted the volume yet"
+        return b"its FUSE program does not answer"
+
+    async def _begun(self, wait: _Wait, borrower: Volume, _is_new: bool) -> bool:
+        """Make a borrower that has no filesystem yet, as `Make`. Raises Refusal with ENOENT if there is no source."""
+        lender = self._lender(borrower)
+        if wait.is_over or not lender:
+            raise Refusal(ENOENT, b"")
+        return await self._borrow(borrower, *lender)
+
+    async def _renewed(self, borrower: Volume, is_new: bool) -> bool:
+        """Make a borrower that has had a filesystem, as `Make`: give it another one if that is dead."""
+        if is_new:  # it was unpublished meanwhile
+            raise Refusal(EAGAIN, b"its mount pod is not ready: %b" % self._problem(borrower))
+        lender = self._lender(borrower)
+        return not self._has_live(borrower) and lender is not None and await self._borrow(borrower, *lender)
+
+    def _has_live(self, borrower: Volume) -> bool:
+        connection = self._front.borrowed.get(borrower.target)
+        return any(each.connection == connection and self._is_live(each) for each in self._front.registry)
+
+    async def _borrow(self, borrower: Volume, source: Volume, mount: Mount) -> bool:
+        """Have the mounter give a borrower the filesystem of a source, unless it has one that is served.
+
+        Return whether it has a new one. Raises Refusal.
+        """
+        borrowed = replace(mount, volume=borrower.target, mountpoint=b"")
+        start = StartBorrow(
+            seconds=self._operations.seconds,
+            source=source.target,
+            device=mount.device,
+            connection=mount.connection,
+            target=borrower.target,
+            read_only=borrower.read_only,
+            former=former(self._front, borrower.target, borrowed),
+        )
+        async with self._operations.begin(b"cannot publish the volume", borrower, start) as operation:
+            said = await operation.expect(Borrowed)
+        has = self._front.registry.find(Device(said.device))
+        self._front.borrowed[borrower.target] = has.connection if has else 0
+        self._volumes.note_taken(borrower.target)
+        if said.new:
+            self._restored_containers.look_at(borrowed, borrower.pod)
+        return said.new
+
+    def forget(self, target: bytes) -> None:
+        """The volume at that target is being removed."""
+        self._front.borrowed.pop(target, None)
+        for wait in self._waits.get(target, ()):
+            wait.is_over = True
+        self._tell()
+
+    def _renew_soon(self, key: bytes) -> None:
+        self._begin(self._renew(key))
+
+    async def _renew(self, key: bytes) -> None:
+        """Give the borrowers of that key whose filesystem is dead another one, if one is served."""
+        await asyncio.gather(*map(self._renew_one, self._volumes.borrowers(key)))
+
+    async def _renew_one(self, borrower: Volume) -> None:
+        fields: dict[str, log.Value] = {"target": borrower.target, "volume": borrower.id, "pod": borrower.pod}
+        async with self._operations.lock(borrower.target):
+            if self._volumes.find(borrower.target) is not borrower or not self._volumes.is_taken(borrower.target):
+                return
+            try:
+                if await self._renewed(borrower, False):
+                    self._front.log(log.INFO, "a volume has the filesystem of its mount pod again", **fields)
+            except Refusal as refusal:  # kubelet will ask again
+                text = refusal.text
+                self._front.log(log.WARNING, "can't give a volume the filesystem of its mount pod", **fields, text=text)
+
+    # Utilities -------------------------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """Stop all that was begun."""
+        for task in list(self._tasks):
+            task.cancel()
+
+    def _tell(self) -> None:
+        """Wake those who wait."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._is_over)
+
+    def _is_over(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            self._front.log(log.ERROR, f"internal error: {error!r}")
+
+
+@contextmanager
+def _unless_absent() -> Iterator[None]:
+    """Suppress a Refusal with ENOENT: what the volume needs is not there yet."""
+    try:
+        yield
+    except Refusal as refusal:
+        if refusal.errno != ENOENT:
+            raise

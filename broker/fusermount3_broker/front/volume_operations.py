@@ -1,0 +1,84 @@
+"""The mounter's operations on volumes, for kubelet: one after the other for a volume, few at once for a pod.
+
+Limits don't apply to kubelet, but each pod may occupy only so many children of the mounter, because its filesystems may
+block them.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from errno import EAGAIN, EIO, ETIMEDOUT
+from weakref import WeakValueDictionary
+
+from fusermount3_broker.front.context import Front
+from fusermount3_broker.front.decisions.limits import AccountName
+from fusermount3_broker.front.model import Volume
+from fusermount3_broker.front.mounter_client import (
+    MounterFailed,
+    Operation,
+    OperationEnded,
+    OperationFailed,
+    OperationRefused,
+)
+from fusermount3_broker.front.slots import Slots
+from fusermount3_broker.messages.mounter import Start
+from fusermount3_broker.messages.refusal import Refusal
+from fusermount3_broker.service import log
+
+#: Concurrent operations of the mounter for kubelet: for all pods, and for one pod.
+_AT_ONCE, _FOR_A_POD = 32, 8
+#: Seconds for which an operation waits for a slot of its pod.
+_PATIENCE = 60
+
+
+class VolumeOperations:
+    """Starts operations, in a running event loop."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+        self._slots = Slots(_AT_ONCE, _FOR_A_POD)
+        self._locks: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
+
+    @property
+    def seconds(self) -> int:
+        return self._front.configuration.deadlines.operation
+
+    def lock(self, target: bytes) -> asyncio.Lock:
+        """Return the lock of that target, which exists as long as an operation refers to it."""
+        return self._locks.setdefault(target, asyncio.Lock())
+
+    @asynccontextmanager
+    async def begin(self, prefix: bytes, volume: Volume | None, start: Start) -> AsyncIterator[Operation]:
+        """Start an operation of the mounter once a slot is free. Failures are raised as Refusal with `prefix`."""
+        account = AccountName(f"pod {volume.pod}" if volume else "pod")
+        try:
+            await self._slots.take(account, _PATIENCE)
+        except TimeoutError:
+            raise Refusal(EAGAIN, b"%b: too many operations of this pod are under way" % prefix) from None
+        try:
+            operation = await self._begin(start, account)
+        except MounterFailed as error:
+            self._front.log(log.ERROR, str(error))
+            raise Refusal(EAGAIN, b"%b: the broker's mounter takes no requests" % prefix) from None
+        begun = time.monotonic()
+        try:
+            yield operation
+        except OperationFailed as error:
+            text = f"{error.step}: {os.strerror(error.errno)}".encode()
+            raise Refusal(error.errno, b"%b: %b" % (prefix, text)) from None
+        except (OperationEnded, OperationRefused):
+            late = time.monotonic() - begun > 0.9  # its alarm has ended it if it took that long
+            problem = ETIMEDOUT if late else EIO
+            raise Refusal(problem, b"%b: %b" % (prefix, os.strerror(problem).encode())) from None
+        finally:
+            self._slots.give_back_after(account, operation)
+
+    async def _begin(self, start: Start, account: AccountName) -> Operation:
+        """Start an operation in the account's slot; give the slot back if that fails. Raises MounterFailed."""
+        try:
+            return await self._front.mounter.begin(start, [])
+        except BaseException:
+            self._slots.give_back(account)
+            raise

@@ -1,0 +1,55 @@
+"""A volume that has the filesystem of another pod's volume: a copy of the mount at the other's target.
+
+All copies are mounts of one filesystem, and one FUSE program serves them all. Each has attributes of its own.
+
+For the mounter's children that are in the broker's own mount namespace.
+"""
+
+import errno
+import os
+
+from fusermount3_broker.kernel import syscalls
+from fusermount3_broker.messages import mounter
+from fusermount3_broker.mounter import fuse_connections, invariants, mount_tree, volume_consumers
+from fusermount3_broker.mounter.front_connection import Conversation, HungUp, StepError
+from fusermount3_broker.mounter.kept_descriptors import Descriptors
+from fusermount3_broker.mounter.volume_targets import Target
+
+
+def borrow(opened: Descriptors, talk: Conversation, start: mounter.StartBorrow) -> None:
+    """Attach a copy of the source's mount at the target, and in the containers of its pod that had a former one."""
+    if not invariants.allow_target(start.source) or not invariants.allow_target(start.target):
+        raise StepError(errno.EPERM, "check the volume")
+    os.fchdir(opened.proc)
+    with talk.bounded("open the filesystem of the mount pod"), Target(opened, start.source) as source:
+        copy = source.clone(talk.seconds, start.device)
+        if not fuse_connections.is_connection(opened.fusectl, start.device, start.connection):
+            raise FileNotFoundError(errno.ENOENT, "another filesystem has that number")
+        attributes = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV
+        if start.read_only:
+            attributes |= syscalls.MOUNT_ATTR_RDONLY
+        syscalls.mount_setattr(copy, b"", syscalls.AT_EMPTY_PATH, attributes)
+    if talk.is_over(0):
+        raise HungUp  # the next front may have published or removed the volume since
+    with talk.bounded("make the target"), Target(opened, start.target) as target, target.alone(talk.seconds):
+        target.make()
+    with talk.bounded("mount on the volume"), Target(opened, start.target) as target:
+        try:
+            attached = target.attach(copy, talk.seconds)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            attached = None
+            there = _device_at(target)
+    if attached is None:
+        talk.say(mounter.Borrowed(there, False))
+        return
+    talk.say(mounter.Borrowed(start.device, True))
+    former = volume_consumers.Former.of(opened, attached, start.former)
+    volume_consumers.restore(opened, start.target, former, copy, talk.seconds, served=True)
+
+
+def _device_at(target: Target) -> int:
+    """Return the device of the topmost mount at the target. Raises OSError."""
+    with target.topmost() as top:
+        return mount_tree.look(top).device
