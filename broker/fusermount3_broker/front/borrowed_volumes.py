@@ -89,8 +89,14 @@ class Borrowing:
                 self.committed(source, mount)
 
     def committed(self, source: Volume, mount: Mount) -> None:
-        """A FUSE program serves `mount` on a volume: if that is a source, give it to its borrowers."""
+        """A FUSE program serves `mount` on a volume: if that is a source, give it to its borrowers.
+
+        What was at its target before was dead, or the mounter had not replaced it.
+        """
         if source.share and mount.connection:
+            for each in self._front.registry.mounts_of(source.target):
+                if each.device != mount.device:
+                    self._front.states.note_dead(each.connection)
             self._begin(self._offer(source, mount))
 
     async def _offer(self, source: Volume, mount: Mount) -> None:
@@ -237,7 +243,7 @@ class Borrowing:
         has = self._front.registry.find(Device(said.device))
         self._front.borrowed[borrower.target] = has.connection if has else 0
         self._volumes.note_taken(borrower.target)
-        if said.new:
+        if said.device == mount.device and (said.new or start.former):
             self._restored_containers.look_at(borrowed, borrower.pod)
         return said.new
 

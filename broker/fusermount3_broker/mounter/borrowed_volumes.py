@@ -13,7 +13,7 @@ from fusermount3_broker.messages import mounter
 from fusermount3_broker.mounter import fuse_connections, invariants, mount_tree, volume_consumers
 from fusermount3_broker.mounter.front_connection import Conversation, HungUp, StepError
 from fusermount3_broker.mounter.kept_descriptors import Descriptors
-from fusermount3_broker.mounter.volume_targets import Target
+from fusermount3_broker.mounter.volume_targets import Attached, Target
 
 
 def borrow(opened: Descriptors, talk: Conversation, start: mounter.StartBorrow) -> None:
@@ -34,22 +34,22 @@ def borrow(opened: Descriptors, talk: Conversation, start: mounter.StartBorrow) 
     with talk.bounded("make the target"), Target(opened, start.target) as target, target.alone(talk.seconds):
         target.make()
     with talk.bounded("mount on the volume"), Target(opened, start.target) as target:
-        try:
-            attached = target.attach(copy, talk.seconds)
-        except OSError as error:
-            if error.errno != errno.EBUSY:
-                raise
-            attached = None
-            there = _device_at(target)
-    if attached is None:
-        talk.say(mounter.Borrowed(there, False))
-        return
-    talk.say(mounter.Borrowed(start.device, True))
-    former = volume_consumers.Former.of(opened, attached, start.former)
-    volume_consumers.restore(opened, start.target, former, copy, talk.seconds, served=True)
+        device, attached = _attach(target, copy, start.device, talk.seconds)
+    talk.say(mounter.Borrowed(device, attached is not None))
+    if device == start.device:
+        former = volume_consumers.Former.of(opened, attached or Attached(), start.former)
+        volume_consumers.restore(opened, start.target, former, copy, talk.seconds, served=True)
 
 
-def _device_at(target: Target) -> int:
-    """Return the device of the topmost mount at the target. Raises OSError."""
+def _attach(target: Target, copy: int, device: int, seconds: int) -> tuple[int, Attached | None]:
+    """Attach the copy, which is of that device, unless a FUSE program serves what is at the target.
+
+    Return the device that is at the target then, and where the copy was attached, if it was. Raises OSError.
+    """
+    try:
+        return device, target.attach(copy, seconds)
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
     with target.topmost() as top:
-        return mount_tree.look(top).device
+        return mount_tree.look(top).device, None

@@ -311,6 +311,19 @@ def test_who_has_a_dead_filesystem_gets_the_next_one(run: Run) -> None:
     run(test)
 
 
+def test_a_program_that_is_back_before_its_end_was_noticed_is_given_too(run: Run) -> None:
+    async def test(scene: LendingScene) -> None:
+        await scene.publications.publish(SOURCE)
+        first = scene.mount(SOURCE, 5)
+        await scene.publications.publish(APP)
+        scene.lending.served.discard(first.device)
+        scene.mount(SOURCE, 6)
+        await scene.until(lambda: scene.device(APP) == 6)
+        assert scene.front.states.is_dead(first.connection)
+
+    run(test)
+
+
 def test_the_mount_pod_that_comes_after_one_that_is_gone_heals_its_volumes(run: Run) -> None:
     async def test(scene: LendingScene) -> None:
         await scene.publications.publish(SOURCE)
