@@ -3,9 +3,10 @@
 It decides about objects of Kubernetes and is no part of the broker: it runs elsewhere, and calls nothing on a node. Its
 libraries are the extra `[controller]` of the package, so no node installs them.
 
-Read `volume_templates` first: what an administrator writes; then `pod_rules` (what the pod of a template may be) and
-`expressions` (Jinja in its strings). `served_volumes` finds the volumes of a pod that name a template, `rendering`
-makes of it a container or a pod, and `injection` puts the container into the user's pod, as `pod_annotations` says.
+Read `volume_templates` first: what an administrator writes; then `pod_rules` (what the pod of a template may be),
+`expressions` (Jinja in its strings) and `label_selectors` (for which namespaces it is). `served_volumes` finds the
+volumes of a pod that name a template, `rendering` makes of it a container or a pod, and `injection` puts the container
+into the user's pod, as `pod_annotations` says.
 `offline` does that with objects in files, which `manifests` reads and writes; `admission` with a pod that the API
 server is about to create. `faults` says what is wrong with a manifest, by field. `serving_certificates` says what
 certificates the webhook needs, and makes them. All of these are pure.

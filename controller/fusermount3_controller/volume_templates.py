@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 import re2
 
-from fusermount3_controller import expressions, pod_rules
+from fusermount3_controller import expressions, label_selectors, pod_rules
 from fusermount3_controller.expressions import ExpressionError, Names
 from fusermount3_controller.faults import Fault, Invalid, quoted, unknown
+from fusermount3_controller.label_selectors import Selector
 
 API_VERSION = "fusermount3-proxy.dev/v1alpha1"
 KIND = "VolumeTemplate"
@@ -43,6 +44,8 @@ _PATTERN_MEMORY = 1 << 20
 
 _NAME = re.compile("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _PARAMETER_NAME = re.compile("[a-zA-Z][a-zA-Z0-9_]{0,62}")
+#: A day. A pod that nobody uses for longer is no cache, but forgotten.
+LONGEST_IDLE = 86400
 
 
 class Placement(StrEnum):
@@ -50,6 +53,34 @@ class Placement(StrEnum):
 
     SIDECAR = "Sidecar"
     SHARED = "Shared"
+
+
+class Identity(StrEnum):
+    """Whose rights a shared program has: those that the template names, or those of each user's ServiceAccount."""
+
+    TEMPLATE = "Template"
+    SERVICE_ACCOUNT = "ServiceAccount"
+
+
+class Upgrade(StrEnum):
+    """When users of a shared program get that of a changed template: as they come, or all at once."""
+
+    ON_IDLE = "OnIdle"
+    REPLACE = "Replace"
+
+
+class Sharing(NamedTuple):
+    """What a template says of programs that pods share; `idle_seconds`: so long one stays that nobody uses."""
+
+    identity: Identity = Identity.TEMPLATE
+    namespaces: Selector = ()
+    allow_inline: bool = False
+    idle_seconds: int = 0
+    upgrade: Upgrade = Upgrade.ON_IDLE
+
+
+#: The fields of a template that say it.
+SHARING_FIELDS = ("allowInline", "allowedNamespaces", "idleSeconds", "identity", "upgrade")
 
 
 class Parameter(NamedTuple):
@@ -61,12 +92,17 @@ class Parameter(NamedTuple):
 
 
 class VolumeTemplate(NamedTuple):
-    """A template that can be used; `pod` is its pod template with expressions in it."""
+    """A template that can be used; `pod` is its pod template with expressions in it.
+
+    `generation` is the API server's: another one for each change.
+    """
 
     name: str
     placement: Placement
     parameters: Mapping[str, Parameter]
     pod: Mapping[str, Any]
+    sharing: Sharing = Sharing()
+    generation: int = 0
 
 
 def parse(manifest: Mapping[str, Any]) -> VolumeTemplate:
@@ -80,8 +116,9 @@ def parse(manifest: Mapping[str, Any]) -> VolumeTemplate:
     name = metadata.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         faults.append(Fault("metadata.name", "must be of at most 63 lower-case letters, digits and '-'"))
-    _check_fields(spec, ("parameters", "placement", "volumeStaging"), "spec", faults)
+    _check_fields(spec, ("parameters", "placement", "volumeStaging", *SHARING_FIELDS), "spec", faults)
     placement = _placement(spec, faults)
+    sharing = _sharing(spec, placement, faults)
     parameters = _parameters(_object(spec, "parameters", "spec.parameters", faults), faults)
     staging = _object(spec, "volumeStaging", "spec.volumeStaging", faults)
     _check_fields(staging, ("podTemplate",), "spec.volumeStaging", faults)
@@ -92,9 +129,13 @@ def parse(manifest: Mapping[str, Any]) -> VolumeTemplate:
     else:
         faults += pod_rules.faults(pod, field, shared=placement is Placement.SHARED)
         faults += _expression_faults(pod, field, frozenset(parameters))
+        faults += _account_faults(pod, field, sharing)
     if faults:
         raise Invalid(faults)
-    return VolumeTemplate(str(name), placement, parameters, pod)
+    generation = metadata.get("generation")
+    return VolumeTemplate(
+        str(name), placement, parameters, pod, sharing, generation if isinstance(generation, int) else 0
+    )
 
 
 def values(template: VolumeTemplate, given: Mapping[str, str], field: str) -> dict[str, str]:
@@ -141,6 +182,37 @@ def _placement(spec: Mapping[str, Any], faults: list[Fault]) -> Placement:
         faults.append(Fault("spec.placement", f"must be {' or '.join(Placement)}, not {quoted(value)}"))
         return Placement.SIDECAR
     return Placement(value)
+
+
+def _sharing(spec: Mapping[str, Any], placement: Placement, faults: list[Fault]) -> Sharing:
+    if placement is not Placement.SHARED:
+        why = f"has no effect with placement {placement}: each pod has a program of its own"
+        faults += [Fault(f"spec.{name}", why) for name in SHARING_FIELDS if name in spec]
+        return Sharing()
+    identity, upgrade = spec.get("identity", Identity.TEMPLATE), spec.get("upgrade", Upgrade.ON_IDLE)
+    inline, idle = spec.get("allowInline", False), spec.get("idleSeconds", 0)
+    found = []
+    for name, value, known in (("identity", identity, list(Identity)), ("upgrade", upgrade, list(Upgrade))):
+        if value not in known:
+            found.append(Fault(f"spec.{name}", f"must be {' or '.join(known)}, not {quoted(value)}"))
+    if not isinstance(inline, bool):
+        found.append(Fault("spec.allowInline", f"must be true or false, not {quoted(inline)}"))
+    if not isinstance(idle, int) or isinstance(idle, bool) or not 0 <= idle <= LONGEST_IDLE:
+        found.append(Fault("spec.idleSeconds", f"must be 0 to {LONGEST_IDLE} seconds, not {quoted(idle)}"))
+    field = "spec.allowedNamespaces"
+    namespaces = label_selectors.parse(_object(spec, "allowedNamespaces", field, faults), field, found)
+    faults += found
+    return Sharing() if found else Sharing(Identity(identity), namespaces, inline, idle, Upgrade(upgrade))
+
+
+def _account_faults(pod: Mapping[str, Any], field: str, sharing: Sharing) -> list[Fault]:
+    """The program has one account: that of the template, or that of the pod for which it runs."""
+    spec = pod.get("spec")
+    if sharing.identity is Identity.TEMPLATE or not isinstance(spec, Mapping):
+        return []
+    why = f"with identity {sharing.identity}, the program runs with that of the pod that uses the volume"
+    names = ("serviceAccountName", "automountServiceAccountToken")
+    return [Fault(f"{field}.spec.{name}", why) for name in names if name in spec]
 
 
 def _parameters(given: Mapping[str, Any], faults: list[Fault]) -> dict[str, Parameter]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fusermount3_controller import offline, pod_rules, volume_templates
+from fusermount3_controller import label_selectors, offline, pod_rules, volume_templates
 from tests.kubernetes.objects import (
     CONTROLLER,
     EXAMPLES,
@@ -83,6 +83,13 @@ def test_the_controller_looks_for_this_resource() -> None:
 
 def test_both_know_the_same_values_and_names() -> None:
     assert ALL[".spec.placement"]["enum"] == list(volume_templates.Placement)
+    assert ALL[".spec.identity"]["enum"] == list(volume_templates.Identity)
+    assert ALL[".spec.upgrade"]["enum"] == list(volume_templates.Upgrade)
+    operators = ALL[".spec.allowedNamespaces.matchExpressions[].operator"]["enum"]
+    assert operators == list(label_selectors.OPERATORS)
+    assert ALL[".spec.idleSeconds"]["maximum"] == volume_templates.LONGEST_IDLE
+    (rule,) = ALL[".spec"]["x-kubernetes-validations"]
+    assert set(re.findall(r"has\(self\.(\w+)\)", rule["rule"])) == set(volume_templates.SHARING_FIELDS)
     assert ALL[".spec.volumeStaging.podTemplate.spec.containers[].name"]["enum"] == [pod_rules.CONTAINER]
     assert set(ALL[".spec.parameters[]"]["properties"]) == {*volume_templates.Parameter._fields, "description"}
     (rule,) = [each["rule"] for each in ALL[".spec.parameters"]["x-kubernetes-validations"] if "exists" in each["rule"]]

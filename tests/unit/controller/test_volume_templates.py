@@ -9,7 +9,8 @@ import pytest
 from fusermount3_broker.csi import volume_requests
 from fusermount3_controller import volume_templates
 from fusermount3_controller.faults import Invalid
-from fusermount3_controller.volume_templates import Placement, parse
+from fusermount3_controller.label_selectors import Requirement
+from fusermount3_controller.volume_templates import Identity, Placement, Sharing, Upgrade, parse
 from tests.unit.controller.samples import Manifest, pod_of, template
 
 SPEC = "spec.volumeStaging.podTemplate.spec"
@@ -176,6 +177,59 @@ def test_a_sidecar_leaves_the_pod_to_its_author() -> None:
     manifest = template("Shared")
     pod_of(manifest)["serviceAccountName"] = "s3"
     parse(manifest)
+
+
+# What is shared
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("identity", "Pod", "must be Template or ServiceAccount, not 'Pod'"),
+        ("identity", ["Template"], "must be Template or ServiceAccount"),
+        ("upgrade", "Never", "must be OnIdle or Replace, not 'Never'"),
+        ("allowInline", "yes", "must be true or false, not 'yes'"),
+        ("idleSeconds", -1, "must be 0 to 86400 seconds, not '-1'"),
+        ("idleSeconds", True, "must be 0 to 86400 seconds"),
+        ("idleSeconds", 86401, "must be 0 to 86400 seconds"),
+        ("allowedNamespaces", ["team"], "must be an object"),
+        ("allowedNamespaces", {"matchLabel": {}}, "unknown 'matchLabel', did you mean 'matchLabels'?"),
+    ],
+)
+def test_what_is_shared_is_checked(field: str, value: Any, says: str) -> None:
+    manifest = template("Shared")
+    manifest["spec"][field] = value
+    assert says in faults_of(manifest)[f"spec.{field}"]
+
+
+def test_what_is_shared_has_careful_defaults() -> None:
+    assert parse(template("Shared")).sharing == Sharing(Identity.TEMPLATE, (), False, 0, Upgrade.ON_IDLE)
+
+
+def test_what_is_shared_is_parsed() -> None:
+    manifest = template("Shared")
+    manifest["metadata"]["generation"] = 3
+    manifest["spec"] |= {"identity": "ServiceAccount", "upgrade": "Replace", "allowInline": True, "idleSeconds": 60}
+    manifest["spec"]["allowedNamespaces"] = {"matchLabels": {"team": "a"}}
+    parsed = parse(manifest)
+    assert parsed.generation == 3
+    selector = (Requirement("team", "In", ("a",)),)
+    assert parsed.sharing == Sharing(Identity.SERVICE_ACCOUNT, selector, True, 60, Upgrade.REPLACE)
+
+
+@pytest.mark.parametrize("field", volume_templates.SHARING_FIELDS)
+def test_a_sidecar_shares_nothing(field: str) -> None:
+    manifest = template()
+    manifest["spec"][field] = None
+    assert "has no effect with placement Sidecar" in faults_of(manifest)[f"spec.{field}"]
+
+
+def test_a_program_has_one_account() -> None:
+    manifest = template("Shared")
+    manifest["spec"]["identity"] = "ServiceAccount"
+    parse(manifest)
+    pod_of(manifest)["serviceAccountName"] = "s3"
+    assert "with identity ServiceAccount" in faults_of(manifest)[f"{SPEC}.serviceAccountName"]
 
 
 def test_labels_are_an_object() -> None:

@@ -86,7 +86,7 @@ def test_each_name_is_explained() -> None:
     assert set(re.findall(r"`(\w+)`", " ".join(rows("name")))) == volume_templates.VARIABLES
     assert set(re.findall(r"`(\w+)`", " ".join(rows("filter")))) == set(expressions.FILTERS)
     known = {f"parameters.NAME.{name}" for name in (*volume_templates.Parameter._fields, "description")}
-    known |= {"parameters", "placement", "volumeStaging.podTemplate"}
+    known |= {"parameters", "placement", "volumeStaging.podTemplate", *volume_templates.SHARING_FIELDS}
     assert {name.strip("`") for name in rows("field of `spec`")} == known
     written = {pod_annotations.INJECT, pod_annotations.ADDITIONAL_MOUNTS, pod_annotations.ORIGINAL_GRACE}
     written |= {
