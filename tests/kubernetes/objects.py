@@ -46,6 +46,14 @@ def the(kind: str, among: list[Object]) -> Object:
     return found
 
 
+def definition(kind: str, among: list[Object]) -> Object:
+    """Return the definition of this kind of our own."""
+    (found,) = [
+        each for each in among if each["kind"] == "CustomResourceDefinition" and each["spec"]["names"]["kind"] == kind
+    ]
+    return found
+
+
 def name_of(each: Object) -> str:
     return f"{each['kind']} {each['metadata']['name']}"
 

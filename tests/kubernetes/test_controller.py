@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import kubernetes_validate
 import pytest
 
-from fusermount3_controller import admission, cli, daemon, pod_annotations, rendering
+from fusermount3_controller import admission, cli, daemon, pod_annotations, rendering, volume_templates
 from fusermount3_controller.cluster_cache import _WATCHED
 from fusermount3_controller.pod_rules import SOCKET_VARIABLE
 from fusermount3_controller.served_volumes import Kind
@@ -21,6 +21,7 @@ from tests.kubernetes.objects import (
     NEWEST,
     Object,
     containers,
+    definition,
     is_pulled_once,
     name_of,
     of_files,
@@ -139,9 +140,9 @@ def test_only_those_who_ask_wait_for_it() -> None:
 def test_templates_are_checked() -> None:
     (rule,) = CHECKING["rules"]
     assert (CHECKING["failurePolicy"], CHECKING["sideEffects"]) == ("Fail", "None")
-    definition = the("CustomResourceDefinition", OBJECTS)["spec"]
-    assert (rule["apiGroups"], rule["resources"]) == ([definition["group"]], [definition["names"]["plural"]])
-    assert rule["apiVersions"] == [each["name"] for each in definition["versions"]]
+    spec = definition(volume_templates.KIND, OBJECTS)["spec"]
+    assert (rule["apiGroups"], rule["resources"]) == ([spec["group"]], [spec["names"]["plural"]])
+    assert rule["apiVersions"] == [each["name"] for each in spec["versions"]]
     assert rule["operations"] == ["CREATE", "UPDATE"]
 
 
@@ -215,5 +216,6 @@ def test_the_chart_refuses_what_can_not_work(helm: Path, settings: tuple[str, ..
         rendered_by_helm(helm, *ENABLED, *settings)
 
 
-def test_the_chart_has_the_resource() -> None:
-    assert (CHART / "volumetemplates.yaml").read_text() == (CONTROLLER / "volumetemplates.yaml").read_text()
+@pytest.mark.parametrize("name", ["mountpodattachments.yaml", "volumetemplates.yaml"])
+def test_the_chart_has_the_resources(name: str) -> None:
+    assert (CHART / name).read_text() == (CONTROLLER / name).read_text()

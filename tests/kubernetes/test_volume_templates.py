@@ -16,10 +16,10 @@ from tests.kubernetes.objects import (
     TEMPLATES,
     Object,
     containers,
+    definition,
     is_pulled_once,
     objects,
     of_files,
-    the,
     validate,
 )
 
@@ -28,9 +28,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 OBJECTS = of_files([path for path in sorted(CONTROLLER.glob("*.yaml")) if path.name != KUSTOMIZATION])
-DEFINITION = the("CustomResourceDefinition", OBJECTS)
+DEFINITION = definition(volume_templates.KIND, OBJECTS)
 (VERSION,) = DEFINITION["spec"]["versions"]
 SCHEMA = VERSION["schema"]["openAPIV3Schema"]
+
+
+OTHER = definition("MountPodAttachment", OBJECTS)
+(OTHER_VERSION,) = OTHER["spec"]["versions"]
 
 
 def schemas(schema: Object, path: str = "") -> Iterator[tuple[str, Object]]:
@@ -44,6 +48,7 @@ def schemas(schema: Object, path: str = "") -> Iterator[tuple[str, Object]]:
 
 
 ALL = dict(schemas(SCHEMA))
+OF_OTHER = dict(schemas(OTHER_VERSION["schema"]["openAPIV3Schema"]))
 
 
 def test_it_is_valid_and_listed() -> None:
@@ -53,10 +58,11 @@ def test_it_is_valid_and_listed() -> None:
     assert sorted(kustomization["resources"]) == sorted(files)
 
 
-@pytest.mark.parametrize("path", ALL)
-def test_each_schema_is_structural(path: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "schema"), [pytest.param(*each, id=each[0]) for each in (*ALL.items(), *OF_OTHER.items())]
+)
+def test_each_schema_is_structural(path: str, schema: Object) -> None:
     """docs.kubernetes.io, "Specifying a structural schema": the API server prunes and defaults by these."""
-    schema = ALL[path]
     assert schema["type"] in ("array", "boolean", "integer", "object", "string")
     assert not {"$ref", "allOf", "anyOf", "oneOf", "not", "nullable"} & schema.keys()
     assert ("items" in schema) == (schema["type"] == "array")
@@ -97,10 +103,21 @@ def test_both_know_the_same_values_and_names() -> None:
     assert set(re.findall("'(.*?)'", rule)) == names
 
 
-def test_columns_show_fields_that_exist() -> None:
-    for column in VERSION["additionalPrinterColumns"]:
+@pytest.mark.parametrize(("version", "known"), [(VERSION, ALL), (OTHER_VERSION, OF_OTHER)])
+def test_columns_show_fields_that_exist(version: Object, known: dict[str, Object]) -> None:
+    for column in version["additionalPrinterColumns"]:
         path = column["jsonPath"].replace("[0]", "[]")
-        assert path in ALL or path == ".metadata.creationTimestamp"
+        assert path in known or path == ".metadata.creationTimestamp"
+
+
+def test_attachments_have_columns_for_all_that_makes_one() -> None:
+    """As those of Mountpoint's MountpointS3PodAttachment, after which they are called."""
+    names = [column["name"].upper() for column in OTHER_VERSION["additionalPrinterColumns"]]
+    assert names == ["NODE", "VOLUME", "TEMPLATE", "FSGROUP", "POD", "PHASE", "WORKLOADS", "AGE"]
+    assert (OTHER["spec"]["scope"], OTHER["spec"]["names"]["shortNames"]) == ("Cluster", ["mpa"])
+    assert OTHER["metadata"]["name"] == f"{OTHER['spec']['names']['plural']}.{OTHER['spec']['group']}"
+    assert OTHER["spec"]["group"] == DEFINITION["spec"]["group"]
+    validate(OTHER)
 
 
 # Templates ready to use
