@@ -7,6 +7,11 @@ Read `volume_templates` first: what an administrator writes; then `pod_rules` (w
 `expressions` (Jinja in its strings) and `label_selectors` (for which namespaces it is). `served_volumes` finds the
 volumes of a pod that name a template, `rendering` makes of it a container or a pod, and `injection` puts the container
 into the user's pod, as `pod_annotations` says.
+
+Volumes that pods share have pods of their own. `shared_volumes` finds out which pods have such volumes, and which of
+these are the same; `wanted_mount_pods` says what has to run for them, `mount_pod_steps` what to do so that it does, and
+`mount_pods` what a mount pod is when it is created, and when it is found again.
+
 `offline` does that with objects in files, which `manifests` reads and writes; `admission` with a pod that the API
 server is about to create. `faults` says what is wrong with a manifest, by field. `serving_certificates` says what
 certificates the webhook needs, and makes them. All of these are pure.

@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 
 import jsonpatch
 
-from fusermount3_controller import volume_templates
+from fusermount3_controller import shared_volumes, volume_templates
 from fusermount3_controller.faults import Fault, Invalid, quoted
 from fusermount3_controller.injection import inject
 from fusermount3_controller.manifests import check_pod
 from fusermount3_controller.pod_rules import SOCKET_VARIABLE
-from fusermount3_controller.served_volumes import Known, uses
-from fusermount3_controller.volume_templates import Placement
+from fusermount3_controller.served_volumes import Known
 
 API_VERSION, KIND = "admission.k8s.io/v1", "AdmissionReview"
 
@@ -92,7 +91,7 @@ def injected(request: Request, known: Known) -> Answer:
     try:
         check_pod(pod)
         _check_sidecars(pod)
-        _check_placement(pod, known)
+        shared_volumes.of_new_pod(pod, known)
         result = inject(pod, known)
     except Invalid as error:
         return _refused(request, error)
@@ -126,14 +125,6 @@ def _check_sidecars(pod: Manifest) -> None:
         names = {variable.get("name") for variable in container.get("env") or []}
         if SOCKET_VARIABLE in names and container.get("restartPolicy") != "Always":
             raise Invalid([Fault(f"spec.initContainers[{index}].restartPolicy", STRIPPED)])
-
-
-def _check_placement(pod: Manifest, known: Known) -> None:
-    """A pod with a volume that nobody serves would wait for ever, and nothing would say for what."""
-    for use in uses(pod, known):
-        if use.template.placement is Placement.SHARED:
-            why = f"the template '{use.template.name}' has placement Shared, which no controller runs so far"
-            raise Invalid([Fault(f"the volume '{use.volume}'", why)])
 
 
 def _review(request: Request, **response: Any) -> Manifest:

@@ -26,8 +26,8 @@ RESYNC = 300.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 15.0
 #: Objects in one answer to a list.
 _CHUNK = 500
-#: How often what was found leads to what has to be found: a claim, its class or volume, the template.
-_STEPS = 3
+#: How often what was found leads to what has to be found: a claim, its class or volume, the template, the namespace.
+_STEPS = 4
 _NOT_FOUND = 404
 
 _log = logging.getLogger(__name__)
@@ -50,12 +50,17 @@ def _claim(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _volume(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-    csi = (manifest.get("spec") or {}).get("csi")
-    return {"spec": {"csi": _some(csi, "driver", "readOnly", "volumeAttributes")}}
+    spec = manifest.get("spec") or {}
+    csi = _some(spec.get("csi"), "driver", "readOnly", "volumeAttributes", "volumeHandle")
+    return {"spec": {**_some(spec, "mountOptions"), "csi": csi}}
 
 
 def _class(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
     return _some(manifest, "provisioner", "parameters")
+
+
+def _namespace(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"metadata": {"labels": (manifest.get("metadata") or {}).get("labels") or {}}}
 
 
 def _template(manifest: Mapping[str, Any]) -> VolumeTemplate | str:
@@ -79,6 +84,7 @@ _WATCHED = {
     ),
     Kind.VOLUME: _Watched(create_global_resource("", "v1", Kind.VOLUME, "persistentvolumes"), _volume),
     Kind.CLASS: _Watched(create_global_resource("storage.k8s.io", "v1", Kind.CLASS, "storageclasses"), _class),
+    Kind.NAMESPACE: _Watched(create_global_resource("", "v1", Kind.NAMESPACE, "namespaces"), _namespace),
 }
 
 
@@ -197,4 +203,5 @@ def _known(objects: Objects) -> Known:
         volumes=objects[Kind.VOLUME],
         classes=objects[Kind.CLASS],
         unusable={name: each for name, each in templates.items() if isinstance(each, str)},
+        namespaces=objects[Kind.NAMESPACE],
     )

@@ -4,17 +4,17 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-from fusermount3_controller import rendering, volume_templates
-from fusermount3_controller.faults import Fault, Invalid
+from fusermount3_controller import mount_pods, shared_volumes, volume_templates
+from fusermount3_controller.faults import Invalid
 from fusermount3_controller.injection import inject
 from fusermount3_controller.manifests import check_pod, check_storage, name_of
 from fusermount3_controller.rendering import DRIVER, Manifest
-from fusermount3_controller.served_volumes import Known, uses
+from fusermount3_controller.served_volumes import Known
 from fusermount3_controller.volume_templates import TEMPLATE_ATTRIBUTE, Placement
 
 _CLAIM = "PersistentVolumeClaim"
 #: The kinds that count; all others are none of the controller's.
-_KINDS = (volume_templates.KIND, "Pod", "PersistentVolume", _CLAIM, "StorageClass")
+_KINDS = (volume_templates.KIND, "Pod", "PersistentVolume", _CLAIM, "StorageClass", "Namespace")
 #: The name of the volume in a pod that is made up.
 _VOLUME = "data"
 
@@ -46,6 +46,7 @@ def rendered(given: Iterable[Given], attributes: Mapping[str, str]) -> tuple[lis
         {(_namespace(each), _name(each)): each for _, each in by_kind[_CLAIM]},
         {_name(each): each for _, each in by_kind["PersistentVolume"]},
         {_name(each): each for _, each in by_kind["StorageClass"]},
+        namespaces={_name(each): each for _, each in by_kind["Namespace"]},
     )
     pods = by_kind["Pod"]
     if attributes and (pods or _persistent(known)):
@@ -54,6 +55,7 @@ def rendered(given: Iterable[Given], attributes: Mapping[str, str]) -> tuple[lis
         pods, known = _made_up(known, attributes)
     result: list[Manifest] = []
     for file, pod in pods:
+        known = _with_namespace(pod, known)
         result += _collected(partial(_of_pod, pod, known), f"{file}: {name_of(pod)}", faults)
     return result, faults
 
@@ -85,11 +87,15 @@ def _collected(function: Callable[[], list[_T]], beginning: str, faults: list[st
 
 def _of_pod(pod: Mapping[str, Any], known: Known) -> list[Manifest]:
     check_pod(pod)
-    shared = [use for use in uses(pod, known) if use.template.placement is Placement.SHARED]
-    if shared and pod["spec"].get("hostUsers") is False:
-        why = "a shared volume is of another user namespace: with false, nothing in it could be accessed"
-        raise Invalid([Fault("spec.hostUsers", why)])
-    return [inject(pod, known), *(rendering.mount_pod(use) for use in shared)]
+    shared = shared_volumes.of_new_pod(pod, known)
+    return [inject(pod, known), *(mount_pods.shown(each) for each in shared)]
+
+
+def _with_namespace(pod: Mapping[str, Any], known: Known) -> Known:
+    """Return what is known with the pod's namespace, which has at least the label that all of them have."""
+    name = _namespace(pod)
+    labels = {"kubernetes.io/metadata.name": name}
+    return known._replace(namespaces={name: {"metadata": {"labels": labels}}, **known.namespaces})
 
 
 def _persistent(known: Known) -> list[str]:
@@ -108,11 +114,23 @@ def _made_up(known: Known, attributes: Mapping[str, str]) -> tuple[list[Given], 
         claims = {("default", name): {"spec": {"volumeName": name}} for name in names}
         pods = [_pod(name, {"persistentVolumeClaim": {"claimName": name}}) for name in names]
         return [("made up", pod) for pod in pods], known._replace(claims={**known.claims, **claims})
-    result: list[Given] = []
-    for name in known.templates:
-        csi = {"driver": DRIVER, "volumeAttributes": {TEMPLATE_ATTRIBUTE: name, **attributes}}
-        result.append(("made up", _pod(name, {"csi": csi})))
-    return result, known
+    csi = {
+        name: {"driver": DRIVER, "volumeAttributes": {TEMPLATE_ATTRIBUTE: name, **attributes}}
+        for name in known.templates
+    }
+    shared = {name: csi[name] for name, each in known.templates.items() if each.placement is Placement.SHARED}
+    known = known._replace(
+        claims={("default", name): {"spec": {"volumeName": name}} for name in shared},
+        volumes={name: {"spec": {"csi": {"volumeHandle": name, **each}}} for name, each in shared.items()},
+        # Whoever asks for nothing but the template wants to see it, whomever it is for.
+        templates={
+            name: each._replace(sharing=each.sharing._replace(namespaces=())) for name, each in known.templates.items()
+        },
+    )
+    sources = {
+        name: {"persistentVolumeClaim": {"claimName": name}} if name in shared else {"csi": csi[name]} for name in csi
+    }
+    return [("made up", _pod(name, source)) for name, source in sources.items()], known
 
 
 def _pod(name: str, source: Manifest) -> Manifest:

@@ -22,6 +22,8 @@ DEFAULT_SOCKET = "fuse-csi-ephemeral.sock"
 
 #: The namespace of pods that serve a volume for others.
 SHARED_NAMESPACE = "fuse-mounts"
+#: The name of the driver's volume in such a pod.
+_SHARED_VOLUME = "volume"
 #: Names the template in the labels of such a pod.
 TEMPLATE_LABEL = "fusermount3-proxy.dev/template"
 
@@ -78,7 +80,11 @@ def sidecar(use: Use) -> Program:
 
 
 def mount_pod(use: Use) -> Manifest:
-    """Return the pod that serves the volume for all pods on its node. Raises Invalid."""
+    """Return the pod that serves the volume for all pods on its node. Raises Invalid.
+
+    It is the same for all of them, whatever they call the volume, and whether they may write.
+    """
+    use = Use(_SHARED_VOLUME, use.template, use.parameters, fs_group=use.fs_group)
     rendered = _rendered(use)
     metadata, spec = rendered.get("metadata") or {}, rendered["spec"]
     program = _program(use, pod_rules.CONTAINER, GRACE_OF_SHARED)
@@ -89,9 +95,7 @@ def mount_pod(use: Use) -> Manifest:
         **(spec.get("securityContext") or {}),
     }
     rest = {name: value for name, value in spec.items() if name not in ("containers", "securityContext", "volumes")}
-    own: Manifest = {"driver": DRIVER, "volumeAttributes": _attributes(use)}
-    if use.read_only:
-        own["readOnly"] = True
+    own: Manifest = {"driver": DRIVER, "volumeAttributes": {"fdPassingEmptyDirName": use.directory}}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -111,11 +115,6 @@ def mount_pod(use: Use) -> Manifest:
             "volumes": [*program.volumes, {"name": use.volume, "csi": own}],
         },
     }
-
-
-def _attributes(use: Use) -> dict[str, str]:
-    attributes = {"fdPassingEmptyDirName": use.directory}
-    return attributes if use.socket == DEFAULT_SOCKET else {**attributes, "fdPassingSocketName": use.socket}
 
 
 def _rendered(use: Use) -> Manifest:

@@ -20,7 +20,7 @@ Manifest = Mapping[str, Any]
 class Known(NamedTuple):
     """The objects by which volumes are resolved; claims by namespace and name, all others by name.
 
-    `unusable` says of templates that can't be used, why not.
+    `unusable` says of templates that can't be used, why not. Of namespaces, only the labels are known.
     """
 
     templates: Mapping[str, VolumeTemplate] = {}
@@ -28,6 +28,7 @@ class Known(NamedTuple):
     volumes: Mapping[str, Manifest] = {}
     classes: Mapping[str, Manifest] = {}
     unusable: Mapping[str, str] = {}
+    namespaces: Mapping[str, Manifest] = {}
 
 
 class Kind(StrEnum):
@@ -37,6 +38,7 @@ class Kind(StrEnum):
     CLAIM = "PersistentVolumeClaim"
     VOLUME = "PersistentVolume"
     CLASS = "StorageClass"
+    NAMESPACE = "Namespace"
 
 
 class Reference(NamedTuple):
@@ -47,26 +49,28 @@ class Reference(NamedTuple):
     namespace: str = ""
 
 
-class _Named(NamedTuple):
-    """The attributes of a volume of our driver, and the field that they are in."""
+class Named(NamedTuple):
+    """The attributes of a volume of our driver, and the field that they are in.
+
+    A PersistentVolume also has a name, a volumeHandle and mountOptions; they are empty for all others.
+    """
 
     attributes: Manifest
     field: str
     read_only: bool = False
+    is_inline: bool = False
+    persistent_volume: str = ""
+    handle: str = ""
+    mount_options: tuple[str, ...] = ()
 
 
 def uses(pod: Manifest, known: Known) -> list[Use]:
     """Return the volumes of the pod that name a template, in the order of the pod. Raises Invalid."""
     faults: list[Fault] = []
     found = []
-    namespace = _namespace(pod)
-    group = ((pod.get("spec") or {}).get("securityContext") or {}).get("fsGroup")
-    for index, volume in _of_pod(pod):
-        named = _inline(volume, f"spec.volumes[{index}]") or _claimed(volume, namespace, known)
-        if named is None or TEMPLATE_ATTRIBUTE not in named.attributes:
-            continue
+    for volume, named in named_volumes(pod, known):
         try:
-            found.append(_use(volume, named, known, group))
+            found.append(use(pod, volume, named, known))
         except Invalid as error:
             faults += error.faults
     if faults:
@@ -74,88 +78,17 @@ def uses(pod: Manifest, known: Known) -> list[Use]:
     return found
 
 
-def missing(pod: Manifest, known: Known) -> set[Reference]:
-    """Return the objects that the pod's volumes refer to, and that are not known.
-
-    What these refer to in turn is not known, either: ask again when they are.
-    """
-    namespace = _namespace(pod)
-    return {
-        reference
-        for _, volume in _of_pod(pod)
-        for reference in _references(volume, namespace, known)
-        if not _is_known(reference, known)
-    }
+def named_volumes(pod: Manifest, known: Known) -> Iterator[tuple[Manifest, Named]]:
+    """Yield the volumes of the pod that name a template, whether it can be used or not."""
+    for index, volume in _of_pod(pod):
+        named = _inline(volume, f"spec.volumes[{index}]") or _claimed(volume, pod, known)
+        if named is not None and TEMPLATE_ATTRIBUTE in named.attributes:
+            yield volume, named
 
 
-def _references(volume: Manifest, namespace: str, known: Known) -> Iterator[Reference]:
-    if name := (volume.get("persistentVolumeClaim") or {}).get("claimName"):
-        yield Reference(Kind.CLAIM, str(name), namespace)
-    spec = _claim(volume, namespace, known).get("spec") or {}
-    if name := spec.get("volumeName"):
-        yield Reference(Kind.VOLUME, str(name))
-    elif name := spec.get("storageClassName"):
-        yield Reference(Kind.CLASS, str(name))
-    named = _inline(volume, "") or _claimed(volume, namespace, known)
-    if named is not None and isinstance(name := named.attributes.get(TEMPLATE_ATTRIBUTE), str):
-        yield Reference(Kind.TEMPLATE, name)
-
-
-def _is_known(reference: Reference, known: Known) -> bool:
-    kind, name, namespace = reference
-    if kind is Kind.CLAIM:
-        return (namespace, name) in known.claims
-    if kind is Kind.TEMPLATE:
-        return name in known.templates or name in known.unusable
-    return name in (known.volumes if kind is Kind.VOLUME else known.classes)
-
-
-def is_inline(volume: Manifest) -> bool:
-    """Return whether this volume of a pod is an inline volume of our driver."""
-    csi = volume.get("csi")
-    return isinstance(csi, Mapping) and csi.get("driver") == DRIVER
-
-
-def _namespace(pod: Manifest) -> str:
-    return (pod.get("metadata") or {}).get("namespace") or "default"
-
-
-def _of_pod(pod: Manifest) -> Iterator[tuple[int, Manifest]]:
-    volumes = (pod.get("spec") or {}).get("volumes") or []
-    yield from enumerate(volumes)
-
-
-def _inline(volume: Manifest, field: str) -> _Named | None:
-    if not is_inline(volume):
-        return None
-    csi = volume["csi"]
-    return _Named(csi.get("volumeAttributes") or {}, f"{field}.csi.volumeAttributes", bool(csi.get("readOnly")))
-
-
-def _claim(volume: Manifest, namespace: str, known: Known) -> Manifest:
-    """Return the claim that the volume names, or of which it has the template; empty if there is none."""
-    source = volume.get("persistentVolumeClaim") or {}
-    template: Manifest = (volume.get("ephemeral") or {}).get("volumeClaimTemplate") or {}
-    return known.claims.get((namespace, str(source.get("claimName"))), {}) or template
-
-
-def _claimed(volume: Manifest, namespace: str, known: Known) -> _Named | None:
-    spec = _claim(volume, namespace, known).get("spec") or {}
-    read_only = bool((volume.get("persistentVolumeClaim") or {}).get("readOnly"))
-    if name := spec.get("volumeName"):
-        csi = (known.volumes.get(name, {}).get("spec") or {}).get("csi") or {}
-        if csi.get("driver") != DRIVER:
-            return None
-        field = f"PersistentVolume {name}: spec.csi.volumeAttributes"
-        return _Named(csi.get("volumeAttributes") or {}, field, read_only or bool(csi.get("readOnly")))
-    name = spec.get("storageClassName")
-    storage_class = known.classes.get(name, {}) if name else {}
-    if storage_class.get("provisioner") != DRIVER:
-        return None
-    return _Named(storage_class.get("parameters") or {}, f"StorageClass {name}: parameters", read_only)
-
-
-def _use(volume: Manifest, named: _Named, known: Known, group: object) -> Use:
+def use(pod: Manifest, volume: Manifest, named: Named, known: Known) -> Use:
+    """Return how this volume of the pod is served. Raises Invalid."""
+    group = ((pod.get("spec") or {}).get("securityContext") or {}).get("fsGroup")
     name = named.attributes[TEMPLATE_ATTRIBUTE]
     template = known.templates.get(name) if isinstance(name, str) else None
     if template is None and name in known.unusable:
@@ -178,6 +111,111 @@ def _use(volume: Manifest, named: _Named, known: Known, group: object) -> Use:
         read_only=named.read_only,
         fs_group=group if isinstance(group, int) else None,
     )
+
+
+def missing(pod: Manifest, known: Known) -> set[Reference]:
+    """Return the objects that the pod's volumes refer to, and that are not known.
+
+    What these refer to in turn is not known, either: ask again when they are.
+    """
+    return {
+        reference
+        for _, volume in _of_pod(pod)
+        for reference in _references(volume, pod, known)
+        if not _is_known(reference, known)
+    }
+
+
+def _references(volume: Manifest, pod: Manifest, known: Known) -> Iterator[Reference]:
+    # An ephemeral claim exists only after its pod, and at the latest when that is on a node.
+    if (name := _claim_name(volume, pod)) and (volume.get("ephemeral") is None or pod["spec"].get("nodeName")):
+        yield Reference(Kind.CLAIM, name, namespace_of(pod))
+    spec = _claim(volume, pod, known).get("spec") or {}
+    if volume_name := spec.get("volumeName"):
+        yield Reference(Kind.VOLUME, str(volume_name))
+    elif class_name := spec.get("storageClassName"):
+        yield Reference(Kind.CLASS, str(class_name))
+    named = _inline(volume, "") or _claimed(volume, pod, known)
+    if named is not None and isinstance(template := named.attributes.get(TEMPLATE_ATTRIBUTE), str):
+        yield Reference(Kind.TEMPLATE, template)
+        if template in known.templates and known.templates[template].sharing.namespaces:
+            yield Reference(Kind.NAMESPACE, namespace_of(pod))
+
+
+def _is_known(reference: Reference, known: Known) -> bool:
+    kind, name, namespace = reference
+    if kind is Kind.CLAIM:
+        return (namespace, name) in known.claims
+    if kind is Kind.TEMPLATE:
+        return name in known.templates or name in known.unusable
+    by_name: dict[Kind, Mapping[str, Manifest]] = {
+        Kind.VOLUME: known.volumes,
+        Kind.CLASS: known.classes,
+        Kind.NAMESPACE: known.namespaces,
+    }
+    return name in by_name[kind]
+
+
+def is_inline(volume: Manifest) -> bool:
+    """Return whether this volume of a pod is an inline volume of our driver."""
+    csi = volume.get("csi")
+    return isinstance(csi, Mapping) and csi.get("driver") == DRIVER
+
+
+def namespace_of(pod: Manifest) -> str:
+    return (pod.get("metadata") or {}).get("namespace") or "default"
+
+
+def _of_pod(pod: Manifest) -> Iterator[tuple[int, Manifest]]:
+    volumes = (pod.get("spec") or {}).get("volumes") or []
+    yield from enumerate(volumes)
+
+
+def _inline(volume: Manifest, field: str) -> Named | None:
+    if not is_inline(volume):
+        return None
+    csi = volume["csi"]
+    return Named(
+        csi.get("volumeAttributes") or {}, f"{field}.csi.volumeAttributes", bool(csi.get("readOnly")), is_inline=True
+    )
+
+
+def _claim_name(volume: Manifest, pod: Manifest) -> str:
+    """Return the name of the volume's claim; empty, if it has none, or has it only when the pod has a name."""
+    if source := volume.get("persistentVolumeClaim"):
+        return str(source.get("claimName") or "")
+    name = (pod.get("metadata") or {}).get("name")
+    return f"{name}-{volume.get('name')}" if volume.get("ephemeral") is not None and name else ""
+
+
+def _claim(volume: Manifest, pod: Manifest, known: Known) -> Manifest:
+    """Return the claim of the volume, or the template of the claim that it will have; empty if there is none."""
+    template: Manifest = (volume.get("ephemeral") or {}).get("volumeClaimTemplate") or {}
+    return known.claims.get((namespace_of(pod), _claim_name(volume, pod)), {}) or template
+
+
+def _claimed(volume: Manifest, pod: Manifest, known: Known) -> Named | None:
+    spec = _claim(volume, pod, known).get("spec") or {}
+    read_only = bool((volume.get("persistentVolumeClaim") or {}).get("readOnly"))
+    if name := spec.get("volumeName"):
+        of_volume = known.volumes.get(name, {}).get("spec") or {}
+        csi = of_volume.get("csi") or {}
+        if csi.get("driver") != DRIVER:
+            return None
+        field = f"PersistentVolume {name}: spec.csi.volumeAttributes"
+        return Named(
+            attributes=csi.get("volumeAttributes") or {},
+            field=field,
+            read_only=read_only or bool(csi.get("readOnly")),
+            persistent_volume=str(name),
+            handle=str(csi.get("volumeHandle") or ""),
+            mount_options=tuple(map(str, of_volume.get("mountOptions") or [])),
+        )
+    name = spec.get("storageClassName")
+    storage_class = known.classes.get(name, {}) if name else {}
+    if storage_class.get("provisioner") != DRIVER:
+        return None
+    return Named(storage_class.get("parameters") or {}, f"StorageClass {name}: parameters", read_only)
 
 
 def _own_directory(volume: str) -> str:

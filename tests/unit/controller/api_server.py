@@ -23,6 +23,7 @@ NAMESPACE = "fusermount3-proxy"
 CLAIMS = "/api/v1/persistentvolumeclaims"
 VOLUMES = "/api/v1/persistentvolumes"
 CLASSES = "/apis/storage.k8s.io/v1/storageclasses"
+NAMESPACES = "/api/v1/namespaces"
 TEMPLATES = "/apis/fusermount3-proxy.dev/v1alpha1/volumetemplates"
 
 
@@ -45,7 +46,8 @@ class ApiServer:
         """Create an object, or change it."""
         event = "MODIFIED" if path in self.objects else "ADDED"
         self._version += 1
-        name, namespace = path.rpartition("/")[2], path.partition("/namespaces/")[2].partition("/")[0]
+        name = path.rpartition("/")[2]
+        namespace = path.partition("/namespaces/")[2].rpartition("/")[0].partition("/")[0]
         metadata = {**manifest.get("metadata", {}), "name": name, "resourceVersion": str(self._version)}
         if namespace:
             metadata["namespace"] = namespace
@@ -90,7 +92,7 @@ class ApiServer:
         self.requests.append(request.path)
         if self.is_broken:
             return _status(500, "etcd is gone")
-        if request.path in (CLAIMS, VOLUMES, CLASSES, TEMPLATES):
+        if request.path in (CLAIMS, VOLUMES, CLASSES, NAMESPACES, TEMPLATES):
             items = [each for path, each in self.objects.items() if _is_of(path, request.path)]
             metadata = {"resourceVersion": str(self._version)}
             return _json({"kind": "List", "apiVersion": "v1", "metadata": metadata, "items": items})

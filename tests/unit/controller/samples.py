@@ -40,6 +40,25 @@ def template(placement: str = "Sidecar", name: str = "s3", **container: Any) -> 
     return result
 
 
+def shared(name: str = "s3", **spec: Any) -> Manifest:
+    """Return a template for shared volumes, also inline ones, whose spec has these fields."""
+    result = template("Shared", name)
+    result["spec"] |= {"allowInline": True, **spec}
+    return result
+
+
+def volume(name: str = "photos", template: str = "s3", **attributes: str) -> Manifest:
+    """Return a PersistentVolume that names a template."""
+    given = {"volumeTemplate": template, "bucket": "photos", **attributes}
+    csi = {"driver": "csi.fusermount3-proxy.dev", "volumeHandle": name, "volumeAttributes": given}
+    return {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": {"csi": csi}}
+
+
+def claim(name: str = "photos", **spec: str) -> Manifest:
+    metadata = {"name": name, "namespace": "team"}
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
+
+
 def pod_of(template: Manifest) -> Manifest:
     """Return the spec of the pod template."""
     result: Manifest = template["spec"]["volumeStaging"]["podTemplate"]["spec"]

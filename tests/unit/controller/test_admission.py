@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusermount3_controller import rendering
+from fusermount3_controller import rendering, shared_volumes
 from fusermount3_controller.admission import (
     ACCEPTED,
     INJECTED,
@@ -28,7 +28,7 @@ from fusermount3_controller.faults import Invalid
 from fusermount3_controller.injection import inject
 from fusermount3_controller.served_volumes import Kind, Known, Reference, missing
 from fusermount3_controller.volume_templates import parse
-from tests.unit.controller.samples import Manifest, claimed, inline, pod, review, template
+from tests.unit.controller.samples import Manifest, claimed, inline, pod, review, shared, template
 
 KNOWN = Known({"s3": parse(template()), "shared": parse(template("Shared", "shared"))})
 CLAIM = {"spec": {"storageClassName": "photos"}}
@@ -106,7 +106,7 @@ def test_the_namespace_is_that_of_the_request_and_not_patched() -> None:
         (inline(bucket="X"), "spec.volumes[0].csi.volumeAttributes.bucket: 'X' does not match [a-z0-9.-]{3,63}"),
         (inline(template="s4"), "there is no VolumeTemplate 's4'; there are s3, shared"),
         (inline(template="old"), "the VolumeTemplate 'old' can't be used: spec.x: is wrong"),
-        (inline(template="shared"), "the template 'shared' has placement Shared, which no controller runs so far"),
+        (inline(template="shared"), "the template 'shared' has not allowInline: name it in a PersistentVolume"),
     ],
 )
 def test_a_refusal_is_a_sentence(volume: Manifest, says: str) -> None:
@@ -115,6 +115,51 @@ def test_a_refusal_is_a_sentence(volume: Manifest, says: str) -> None:
     assert (said.result, response["allowed"], response["uid"]) == (REFUSED, False, "1")
     assert response["status"]["message"].endswith(says)
     assert said.why == response["status"]["message"]
+
+
+SHARED = KNOWN._replace(templates={"s3": parse(shared())})
+
+
+def test_a_shared_volume_is_not_injected() -> None:
+    said = answered(pod(inline()), SHARED)
+    assert said.result == UNCHANGED
+    asks = pod(inline())
+    asks["metadata"]["annotations"] = {"fusermount3-proxy.dev/inject": "true"}
+    assert answered(asks, SHARED).result == UNCHANGED
+
+
+@pytest.mark.parametrize("wish", [None, "false"])
+def test_a_shared_volume_that_could_not_be_used_is_refused_whatever_the_pod_asks_for(wish: str | None) -> None:
+    given = pod(inline(), hostUsers=False)
+    if wish:
+        given["metadata"]["annotations"] = {"fusermount3-proxy.dev/inject": wish}
+    said = answered(given, SHARED)
+    assert said.result == REFUSED
+    assert said.why == f"spec.hostUsers: {shared_volumes.USER_NAMESPACE}"
+
+
+def test_a_shared_volume_of_another_namespace_is_refused() -> None:
+    template = parse(shared(allowedNamespaces={"matchLabels": {"team": "a"}}))
+    known = KNOWN._replace(templates={"s3": template})
+    assert missing(pod(inline()), known) == {Reference(Kind.NAMESPACE, "team")}
+    for labels, result in (({}, REFUSED), ({"team": "b"}, REFUSED), ({"team": "a"}, UNCHANGED)):
+        told = known._replace(namespaces={"team": {"metadata": {"labels": labels}}})
+        assert missing(pod(inline()), told) == set()
+        said = answered(pod(inline()), told)
+        assert said.result == result
+        assert (said.why or "is not for the namespace 'team' (allowedNamespaces)").endswith("(allowedNamespaces)")
+
+
+def test_all_that_is_wrong_with_shared_volumes_is_told_at_once() -> None:
+    known = KNOWN._replace(templates={"s3": parse(shared(allowInline=False))})
+    said = answered(pod(inline(bucket="X"), inline("more"), hostUsers=False), known)
+    for part in ("'X' does not match", "has not allowInline", "spec.hostUsers"):
+        assert said.why.count(part) == 1
+
+
+def test_a_container_of_the_pod_s_author_may_serve_a_volume_that_others_share() -> None:
+    by_hand = pod(inline(), {"name": "fuse-fd-passing", "emptyDir": {}}, hostUsers=False)
+    assert answered(by_hand, SHARED).result == UNCHANGED
 
 
 def test_a_sidecar_from_which_another_webhook_took_what_makes_it_one_is_told() -> None:
@@ -191,7 +236,11 @@ def test_a_bound_claim_names_its_volume_and_no_class() -> None:
     assert missing(pod(claimed()), known) == set()
 
 
-def test_an_ephemeral_claim_is_in_the_pod() -> None:
+def test_an_ephemeral_claim_is_in_the_pod_until_it_exists() -> None:
     volume = {"name": "data", "ephemeral": {"volumeClaimTemplate": CLAIM}}
     assert missing(pod(volume), Known()) == {Reference(Kind.CLASS, "photos")}
+    on_a_node, claim = pod(volume, nodeName="n1"), Reference(Kind.CLAIM, "app-data", "team")
+    assert missing(on_a_node, Known()) == {Reference(Kind.CLASS, "photos"), claim}
+    known = Known(claims={("team", "app-data"): {"spec": {"volumeName": "pv"}}})
+    assert missing(on_a_node, known) == {Reference(Kind.VOLUME, "pv")}
     assert missing(pod(inline(), {"name": "x", "emptyDir": {}}), Known()) == {Reference(Kind.TEMPLATE, "s3")}

@@ -12,7 +12,7 @@ from httpx2 import HTTPError
 from fusermount3_controller import rendering
 from fusermount3_controller.cluster_cache import ClusterCache
 from fusermount3_controller.served_volumes import Kind, Known, missing
-from tests.unit.controller.api_server import CLASSES, TEMPLATES, VOLUMES, ApiServer
+from tests.unit.controller.api_server import CLASSES, NAMESPACES, TEMPLATES, VOLUMES, ApiServer
 from tests.unit.controller.samples import Manifest, claimed, inline, pod, template
 
 if TYPE_CHECKING:
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 CLAIM = "/api/v1/namespaces/team/persistentvolumeclaims/photos"
 CLASS = {"provisioner": rendering.DRIVER, "parameters": {"volumeTemplate": "s3", "bucket": "photos"}}
-VOLUME = {"spec": {"csi": {"driver": rendering.DRIVER, "volumeAttributes": {"volumeTemplate": "s3"}}}}
+SOURCE = {"driver": rendering.DRIVER, "volumeHandle": "photos", "volumeAttributes": {"volumeTemplate": "s3"}}
+VOLUME = {"spec": {"mountOptions": ["ro"], "csi": SOURCE}}
 
 
 @contextlib.asynccontextmanager
@@ -47,6 +48,7 @@ async def filled() -> ApiServer:
     await server.put(f"{CLASSES}/photos", CLASS)
     await server.put(f"{VOLUMES}/pv", VOLUME)
     await server.put(CLAIM, {"spec": {"storageClassName": "photos"}})
+    await server.put(f"{NAMESPACES}/team", {"metadata": {"labels": {"a": "b"}}})
     return server
 
 
@@ -55,7 +57,7 @@ def test_it_is_full_when_all_is_listed() -> None:
         server = await filled()
         async with followed(server) as cache:
             assert cache.age() < 10
-            assert cache.sizes() == {Kind.TEMPLATE: 2, Kind.CLAIM: 1, Kind.VOLUME: 1, Kind.CLASS: 1}
+            assert cache.sizes() == {Kind.TEMPLATE: 2, Kind.CLAIM: 1, Kind.VOLUME: 1, Kind.CLASS: 1, Kind.NAMESPACE: 1}
             return cache.known()
 
     known = asyncio.run(run())
@@ -64,6 +66,7 @@ def test_it_is_full_when_all_is_listed() -> None:
     assert known.claims["team", "photos"] == {"spec": {"storageClassName": "photos"}}
     assert known.classes["photos"] == CLASS
     assert known.volumes["pv"] == VOLUME
+    assert known.namespaces == {"team": {"metadata": {"labels": {"a": "b"}}}}
     assert missing(pod(claimed(), inline(), inline("x", template="old")), known) == set()
 
 
@@ -149,7 +152,7 @@ def test_an_api_server_that_fails_is_asked_again() -> None:
         async with server.client() as client:
             cache = ClusterCache(client)
             task = asyncio.create_task(cache.follow())
-            await until(lambda: len(server.requests) == 4)
+            await until(lambda: len(server.requests) == len(Kind))
             assert not cache.is_full()
             server.is_broken = False
             await until(cache.is_full)

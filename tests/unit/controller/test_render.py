@@ -15,10 +15,9 @@ from click.testing import CliRunner, Result
 from fusermount3_controller import cli, manifests
 from fusermount3_controller.faults import Invalid
 from fusermount3_proxy import __version__
-from tests.unit.controller.samples import Manifest, claimed, inline, pod, pod_of, template
+from tests.unit.controller.samples import Manifest, claim, claimed, inline, pod, pod_of, shared, template, volume
 
 ROOT = Path(__file__).parents[3]
-DRIVER = "csi.fusermount3-proxy.dev"
 
 
 def render(*arguments: str, given: str = "") -> Result:
@@ -43,17 +42,6 @@ def said(*given: Any, options: tuple[str, ...] = ()) -> str:
     return result.output
 
 
-def volume(name: str = "photos", template: str = "s3", **attributes: str) -> Manifest:
-    given = {"volumeTemplate": template, "bucket": "photos", **attributes}
-    csi = {"driver": DRIVER, "volumeHandle": name, "volumeAttributes": given}
-    return {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": {"csi": csi}}
-
-
-def claim(name: str = "photos", **spec: str) -> Manifest:
-    metadata = {"name": name, "namespace": "team"}
-    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
-
-
 def test_a_template_alone_is_shown_in_a_pod_that_is_made_up() -> None:
     (made_up,) = rendered(template(), options=("--set", "bucket=photos"))
     assert [each["name"] for each in made_up["spec"]["initContainers"]] == ["fuse-data"]
@@ -67,19 +55,19 @@ def test_a_pod_is_shown_with_its_sidecars() -> None:
 
 
 def test_a_shared_volume_is_shown_as_its_pod_after_the_pod_that_stays_as_it_is() -> None:
-    manifest = template("Shared")
+    manifest = shared()
     pod_of(manifest)["serviceAccountName"] = "s3"
     manifest["spec"]["volumeStaging"]["podTemplate"]["metadata"] = {"labels": {"a": "b"}, "annotations": {"c": "d"}}
     user = pod(inline(), securityContext={"fsGroup": 2000})
-    same, shared = rendered(manifest, user)
+    same, mount_pod = rendered(manifest, user)
     assert same == user
-    assert shared["metadata"] == {
+    assert mount_pod["metadata"] == {
         "generateName": "mp-",
         "namespace": "fuse-mounts",
         "labels": {"a": "b", "fusermount3-proxy.dev/template": "s3"},
         "annotations": {"cluster-autoscaler.kubernetes.io/daemonset-pod": "true", "c": "d"},
     }
-    spec = shared["spec"]
+    spec = mount_pod["spec"]
     assert (spec["serviceAccountName"], spec["automountServiceAccountToken"]) == ("s3", True)
     assert spec["securityContext"]["fsGroup"] == 2000
     assert spec["terminationGracePeriodSeconds"] == 600
@@ -87,8 +75,26 @@ def test_a_shared_volume_is_shown_as_its_pod_after_the_pod_that_stays_as_it_is()
 
 
 def test_a_shared_volume_is_not_for_a_user_namespace() -> None:
-    assert "Pod app: spec.hostUsers: a shared volume" in said(template("Shared"), pod(inline(), hostUsers=False))
+    assert "Pod app: spec.hostUsers: a shared volume" in said(shared(), pod(inline(), hostUsers=False))
     rendered(template(), pod(inline(), hostUsers=False))
+
+
+def test_a_shared_volume_is_for_the_namespaces_of_the_template() -> None:
+    manifest = shared(allowedNamespaces={"matchLabels": {"team": "a"}})
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team", "labels": {"team": "a"}}}
+    assert len(rendered(manifest, pod(inline()), namespace)) == 2
+    assert "the template 's3' is not for the namespace 'team'" in said(manifest, pod(inline()))
+    assert (
+        len(rendered(shared(allowedNamespaces={"matchLabels": {"kubernetes.io/metadata.name": "team"}}), pod(inline())))
+        == 2
+    )
+
+
+def test_a_template_of_shared_volumes_is_shown_in_two_pods_whomever_it_is_for() -> None:
+    manifest = shared(allowInline=False, allowedNamespaces={"matchLabels": {"team": "a"}})
+    user, mount_pod = rendered(manifest, options=("--set", "bucket=photos"))
+    assert user["spec"]["volumes"][0]["persistentVolumeClaim"] == {"claimName": "s3"}
+    assert mount_pod["spec"]["containers"][0]["args"] == ["s3fs", "photos", "/mnt"]
 
 
 def test_a_persistent_volume_is_shown_in_the_pod_that_claims_it() -> None:
