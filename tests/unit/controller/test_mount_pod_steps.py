@@ -1,0 +1,263 @@
+"""What is done so that the mount pods are those that are wanted, from each state in which they can be."""
+
+from __future__ import annotations
+
+import datetime
+from typing import TYPE_CHECKING, Any
+
+from fusermount3_controller import mount_pods
+from fusermount3_controller.mount_pod_steps import (
+    GRACE_OF_REPLACED,
+    PAUSE,
+    CreatePod,
+    DeleteAttachment,
+    DeletePod,
+    Report,
+    SetStatus,
+    Step,
+    steps,
+)
+from fusermount3_controller.wanted_mount_pods import wanted
+from tests.unit.controller.cluster import (
+    NOW,
+    at,
+    ending,
+    failed,
+    found,
+    known,
+    mount_of,
+    mount_pod,
+    serving,
+    user,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from fusermount3_controller.mount_pods import MountPod
+    from fusermount3_controller.served_volumes import Known
+    from tests.unit.controller.samples import Manifest
+
+ONE = mount_of([user()], known())
+
+
+def attachment(mount: MountPod = ONE, *users: str, **status: Any) -> Manifest:
+    """Return a MountPodAttachment whose status names these users."""
+    workloads = [{"namespace": "team", "name": name, "uid": f"uid of {name}"} for name in users]
+    return mount_pods.attachment(mount) | {"status": {"workloads": workloads, **status}}
+
+
+def done(
+    users: Iterable[Manifest], cluster: Known, *pods: Manifest, has: Iterable[Manifest] = (), after: float = 0
+) -> list[Step]:
+    """Return the steps so many seconds after `NOW`, but for those of status."""
+    now = NOW + datetime.timedelta(seconds=after)
+    result = steps(wanted(users, cluster), found(*pods), has, now)
+    return [each for each in result if not isinstance(each, SetStatus)]
+
+
+def told(*args: Any, **keywords: Any) -> list[str]:
+    """Return the steps in words: what is created, deleted and reported."""
+    words = {CreatePod: "create", DeletePod: "delete", DeleteAttachment: "forget", Report: "report"}
+    result = []
+    for step in done(*args, **keywords):
+        what = step.number if isinstance(step, CreatePod) else None
+        what = step.pod.number if isinstance(step, DeletePod | Report) else what
+        result.append(f"{words[type(step)]}{'' if what is None else f' {what}'}")
+    return result
+
+
+def statuses(*args: Any, after: float = 0, **keywords: Any) -> dict[str, Any]:
+    users, cluster, *pods = args
+    now = NOW + datetime.timedelta(seconds=after)
+    result = steps(wanted(users, cluster), found(*pods), keywords["has"], now)
+    return {each.name: each.status for each in result if isinstance(each, SetStatus)}
+
+
+# One pod for all users
+
+
+def test_the_first_user_gets_a_pod_and_all_others_none() -> None:
+    assert done([user()], known()) == [CreatePod(ONE, 0)]
+    many = [user(f"app-{number}") for number in range(50)]
+    assert told(many, known()) == ["create 0"]
+    assert told(many, known(), mount_pod(ONE), has=[attachment()]) == []
+    assert told(many, known(), serving(ONE), has=[attachment()]) == []
+
+
+def test_a_pod_that_ends_blocks_nobody() -> None:
+    assert told([user()], known(), ending(serving(ONE)), has=[attachment()]) == ["create 1"]
+    pods = ending(serving(ONE, 0)), ending(serving(ONE, 2))
+    assert told([user()], known(), *pods, has=[attachment()]) == ["create 1"]
+
+
+def test_who_leaves_before_its_containers_have_begun_needs_nothing() -> None:
+    assert told([ending(user(phase="Pending"))], known()) == []
+    assert told([ending(user(phase="Pending"))], known(), has=[attachment()]) == []
+    assert told([ending(user(phase="Pending"))], known(), serving(ONE), has=[attachment()]) == []
+    assert told([ending(user())], known(), has=[attachment()]) == ["create 0"]
+
+
+def test_a_pod_that_has_failed_is_replaced_and_deleted_only_then() -> None:
+    gone = failed(ONE, 0, created=-60)
+    assert told([user()], known(), gone, has=[attachment()]) == ["report 0", "create 1"]
+    assert told([user()], known(), gone, mount_pod(ONE, 1), has=[attachment()]) == ["delete 0"]
+
+
+def test_a_pod_that_fails_again_and_again_is_not_created_again_and_again() -> None:
+    gone = failed(ONE, 0, created=0)
+    assert told([user()], known(), gone, has=[attachment()], after=PAUSE - 1) == ["report 0"]
+    assert told([user()], known(), gone, has=[attachment()], after=PAUSE) == ["report 0", "create 1"]
+
+
+def test_of_two_pods_the_one_that_was_created_first_stays() -> None:
+    has = [attachment()]
+    assert told([user()], known(), serving(ONE, 0), serving(ONE, 1, created=1), has=has) == ["delete 1"]
+    assert told([user()], known(), serving(ONE, 1, created=1), serving(ONE, 3), has=has) == ["delete 1"]
+    assert told([user()], known(), mount_pod(ONE, 0), mount_pod(ONE, 1, created=1), has=has) == ["delete 1"]
+
+
+def test_but_none_that_serves_is_deleted_for_one_that_does_not_yet() -> None:
+    assert told([user()], known(), mount_pod(ONE, 0), serving(ONE, 1, created=1), has=[attachment()]) == []
+
+
+def test_users_are_told_why_their_pod_does_not_serve() -> None:
+    waiting = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"}
+    pod = mount_pod(ONE, conditions=[waiting])
+    reports = done([user("a"), user("b")], known(), pod, has=[attachment()])
+    assert [(each.user.name, each.pod.failure) for each in reports if isinstance(each, Report)] == [
+        ("a", "Unschedulable: no room"),
+        ("b", "Unschedulable: no room"),
+    ]
+
+
+def test_a_pod_in_another_namespace_is_nobody_s() -> None:
+    """Whoever can create pods in a namespace of their own can give them any name and any owner."""
+    forged = serving(ONE)
+    forged["metadata"]["namespace"] = "team"
+    assert told([user()], known(), forged, has=[attachment()]) == ["create 0"]
+    assert told([], known(), forged, has=[attachment()]) == ["forget"]
+
+
+def test_a_pod_whose_attachment_is_not_known_yet_counts() -> None:
+    assert told([user()], known(), mount_pod(ONE)) == []
+    assert told([], known(), mount_pod(ONE)) == []
+
+
+# Nobody
+
+
+def test_when_the_last_user_is_gone_so_is_the_pod_and_then_the_attachment() -> None:
+    assert told([], known(), serving(ONE), has=[attachment()]) == ["delete 0"]
+    assert told([], known(), mount_pod(ONE), has=[attachment()]) == ["delete 0"]
+    assert told([], known(), failed(ONE), has=[attachment()]) == ["delete 0"]
+    assert told([], known(), ending(serving(ONE)), has=[attachment()]) == []
+    assert told([], known(), has=[attachment()]) == ["forget"]
+
+
+def test_a_template_that_is_gone_takes_its_pods_with_it_but_not_from_users() -> None:
+    gone = known()._replace(templates={})
+    assert told([], gone, serving(ONE), has=[attachment()]) == ["delete 0"]
+    assert told([user()], gone, serving(ONE), has=[attachment()]) == []
+    assert told([user(node="n2")], gone, serving(ONE), has=[attachment()]) == ["delete 0"]
+
+
+def test_an_idle_pod_stays_as_long_as_the_template_says() -> None:
+    cluster = known(idleSeconds=60)
+    has = [attachment(ONE, "app")]
+    assert told([], cluster, serving(ONE), has=has) == []
+    (status,) = statuses([], cluster, serving(ONE), has=has).values()
+    assert (status["idleSince"], status["workloads"]) == (at(0), [])
+    idle = [attachment(ONE, idleSince=at(0))]
+    assert told([], cluster, serving(ONE), has=idle, after=59) == []
+    assert statuses([], cluster, serving(ONE), has=idle, after=59)[ONE.name]["idleSince"] == at(0)
+    assert told([], cluster, serving(ONE), has=idle, after=60) == ["delete 0"]
+    assert "idleSince" not in statuses([user()], cluster, serving(ONE), has=idle, after=59)[ONE.name]
+
+
+def test_an_idle_pod_of_a_template_as_it_was_does_not_stay() -> None:
+    assert told([], known(2, idleSeconds=60), serving(ONE), has=[attachment()]) == ["delete 0"]
+
+
+# A template that changes
+
+TWO = mount_of([user()], known(2))
+OLD, NEW = [attachment(ONE, "app")], [attachment(ONE, "app"), attachment(TWO)]
+
+
+def test_a_changed_template_is_for_the_next_user() -> None:
+    assert told([user()], known(2), serving(ONE), has=OLD) == []
+    created = done([user(), user("next", since=50)], known(2), serving(ONE), has=OLD)
+    assert [(each.mount.name, each.number) for each in created if isinstance(each, CreatePod)] == [(TWO.name, 0)]
+
+
+def test_the_old_pod_stays_for_who_may_have_it() -> None:
+    old, new = serving(ONE), serving(TWO, created=50, since=60)
+    both = [user(), user("next", since=50)]
+    assert told(both, known(2), old, mount_pod(TWO, created=50), has=NEW) == []
+    assert told(both, known(2), old, new, has=NEW) == []
+    # It came before the new pod served, so it may have got the old one.
+    assert told(both[1:], known(2), old, new, has=NEW) == []
+    assert told([user("later", since=200)], known(2), old, new, has=NEW) == ["delete 0"]
+    assert told([], known(2), old, new, has=NEW) == ["delete 0", "delete 0"]
+
+
+def test_an_old_pod_that_served_nobody_goes_at_once() -> None:
+    waiting = mount_pod(ONE)
+    assert told([user(), user("next")], known(2), waiting, mount_pod(TWO), has=NEW) == ["delete 0"]
+
+
+def test_an_old_pod_that_fails_is_replaced_by_a_new_one() -> None:
+    created = done([user()], known(2), failed(ONE, created=-60), has=OLD)
+    assert [each.mount.name for each in created if isinstance(each, CreatePod)] == [TWO.name]
+
+
+def test_with_replace_all_get_the_new_pod_as_soon_as_it_serves() -> None:
+    cluster = known(2, upgrade="Replace")
+    old = serving(ONE)
+    (create,) = done([user()], cluster, old, has=OLD)
+    assert isinstance(create, CreatePod) and create.mount.name == TWO.name
+    assert told([user()], cluster, old, mount_pod(TWO), has=NEW) == []
+    (delete,) = done([user()], cluster, old, serving(TWO, created=50), has=NEW)
+    assert isinstance(delete, DeletePod)
+    assert (delete.pod.base, delete.grace) == (ONE.name, GRACE_OF_REPLACED)
+
+
+def test_nothing_is_taken_from_pods_that_are_not_understood_any_more() -> None:
+    """A namespace that is not allowed any more has a pod that shares with one that is."""
+    cluster = known(2, allowedNamespaces={"matchLabels": {"a": "b"}})
+    cluster = cluster._replace(
+        namespaces={"other": {"metadata": {"labels": {"a": "b"}}}},
+        claims={**cluster.claims, ("other", "photos"): cluster.claims["team", "photos"]},
+    )
+    allowed = user("later", since=200)
+    allowed["metadata"]["namespace"] = "other"
+    new = serving(TWO, created=50, since=60)
+    assert told([allowed], cluster, serving(ONE), new, has=NEW) == ["delete 0"]
+    assert told([allowed, user()], cluster, serving(ONE), new, has=NEW) == []
+
+
+def test_each_pod_has_the_users_that_it_may_have() -> None:
+    both = [user(), user("next", since=50)]
+    told = statuses(both, known(2), serving(ONE), serving(TWO, created=50, since=60), has=NEW)
+    assert {name: [each["name"] for each in status["workloads"]] for name, status in told.items()} == {
+        ONE.name: ["app"],
+        TWO.name: ["next"],
+    }
+    assert told[TWO.name]["workloads"][0]["attachmentTime"] == at(50)
+
+
+# Status
+
+
+def test_a_status_is_written_once() -> None:
+    status = statuses([user()], known(), serving(ONE), has=[attachment()])[ONE.name]
+    assert (status["phase"], status["workloadCount"]) == ("Served", 1)
+    assert status["mountPod"] == {"namespace": "fuse-mounts", "name": f"{ONE.name}-0", "uid": "uid of 0"}
+    written = mount_pods.attachment(ONE) | {"status": status}
+    assert steps(wanted([user()], known()), found(serving(ONE)), [written], NOW) == []
+
+
+def test_a_status_says_why_the_pod_does_not_serve() -> None:
+    status = statuses([user()], known(), failed(ONE), has=[attachment()])[ONE.name]
+    assert (status["phase"], status["message"]) == ("Failed", "Evicted: The node was low on memory.")
