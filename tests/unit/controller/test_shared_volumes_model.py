@@ -1,8 +1,8 @@
 """Two controllers and a cluster that does what it likes: pods come, end and fail, and each controller sees it late.
 
-The cluster is a model of the API server, scheduler, kubelet, garbage collector and node plugin. A controller sees a past
-state of pods, of attachments and of the template, each as old as it may be; it makes one request at a time, and may
-crash between any two. hypothesis looks for an order of events after which one of the promises is broken.
+The cluster is a model of the API server, scheduler, kubelet, garbage collector and node plugin. A controller sees a
+past state of pods, of attachments and of the template, each as old as it may be; it makes one request at a time, and
+may crash between any two. hypothesis looks for an order of events after which one of the promises is broken.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from fusermount3_controller import mount_pods
 from fusermount3_controller.mount_pod_steps import CreatePod, DeleteAttachment, DeletePod, SetStatus, steps
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 #: After so many rounds in which everybody does what is to be done, nothing may be left to do.
 ROUNDS = 12
-GROUPS = (None, 1000)
+WHICH, INDEX, REQUESTS = st.integers(0, 1), st.integers(0, 9), st.sampled_from([0, 1, 2, 3, 100])
+#: Mostly the same place, so that something happens there.
+PLACES = (*4 * [("n1", None)], ("n2", None), ("n1", 1000))
 
 
 class Views(NamedTuple):
@@ -72,12 +74,13 @@ class Model:
 
     def put(self, name: str, manifest: Manifest | None, kind: int = 0) -> None:
         """Write a pod or, of kind 1, an attachment; None: remove it."""
-        state = dict(self.histories[0 if kind == 0 else 1][-1])
+        history = self.histories[0] if kind == 0 else self.histories[1]
+        state = dict(history[-1])
         if manifest is None:
             state.pop(name)
         else:
             state[name] = copy.deepcopy(manifest)
-        (self.histories[0] if kind == 0 else self.histories[1]).append(state)
+        history.append(state)
 
     def change(self, name: str, **status: object) -> None:
         pod = copy.deepcopy(self.now.pods[name])
@@ -132,6 +135,13 @@ class Model:
         is_over = mount.phase is Phase.FAILED
         return not is_over and any(each["type"] == "Ready" for each in conditions)
 
+    def start(self, name: str) -> None:
+        """Publish the volume of a user, which can begin then."""
+        pod = self.now.pods[name]
+        self.attach(pod)
+        if pod["metadata"]["uid"] in self.borrowed:
+            self.change(name, phase="Running")
+
     def detach(self, uid: str) -> None:
         self.borrowed.pop(uid, None)
 
@@ -156,16 +166,12 @@ class Model:
         for mount in list(self.mounts()):
             if mount.phase is Phase.PENDING:
                 self.serve(mount)
-            elif mount.phase is Phase.ENDING and (
-                mount.uid not in self.borrowed.values() or mount.uid in self.killed
-            ):
+            elif mount.phase is Phase.ENDING and (mount.uid not in self.borrowed.values() or mount.uid in self.killed):
                 self.lose(mount)
                 self.put(mount.name, None)
         for pod in list(self.users()):
             if pod["status"]["phase"] in ("Pending", "Running") and pod["metadata"]["uid"] not in self.borrowed:
-                self.attach(pod)
-                if pod["metadata"]["uid"] in self.borrowed:
-                    self.change(pod["metadata"]["name"], phase="Running")
+                self.start(pod["metadata"]["name"])
 
     # A controller
 
@@ -242,114 +248,98 @@ class Model:
 
 
 class SharedVolumes(RuleBasedStateMachine):
-    """The orders of events, and what is promised."""
+    """The orders of events, and what is promised.
 
-    users = Bundle("users")
+    There are few rules, each for several events: of many, hypothesis would leave out most in each run.
+    """
 
     @initialize(upgrade=st.sampled_from(["OnIdle", "Replace"]), idle=st.sampled_from([0, 100]))
     def begin(self, upgrade: str, idle: int) -> None:
         self.model = Model(upgrade, idle)
         self.number = 0
 
-    # What users do
-
-    @rule(target=users, node=st.sampled_from(["n1", "n2"]), group=st.sampled_from(GROUPS))
-    def come(self, node: str, group: int | None) -> str:
+    @rule(place=st.sampled_from(PLACES))
+    def a_user_comes(self, place: tuple[str, int | None]) -> None:
         """A pod is scheduled."""
+        node, group = place
         self.number += 1
         name = f"app-{self.number}"
         context = {} if group is None else {"securityContext": {"fsGroup": group}}
         self.model.put(name, user(name, self.model.seconds, node, "Pending", **context))
-        return name
 
-    @rule(name=users)
-    def leave(self, name: str) -> None:
-        if name in self.model.now.pods:
-            self.model.end(name)
+    @rule(event=st.sampled_from(["start", "start", "leave", "go", "finish"]), index=INDEX)
+    def a_user(self, event: str, index: int) -> None:
+        """A volume is published; a pod is told to end, is gone at once as with its node, or has done its work."""
+        users = sorted(self.model.users(), key=lambda pod: str(pod["metadata"]["name"]))
+        if not users:
+            return
+        metadata, status = (users[index % len(users)][name] for name in ("metadata", "status"))
+        if event == "start" and status["phase"] == "Pending":
+            self.model.start(metadata["name"])
+        elif event == "leave":
+            self.model.end(metadata["name"])
+        elif event == "go":
+            self.model.detach(metadata["uid"])
+            self.model.put(metadata["name"], None)
+        elif event == "finish" and status["phase"] == "Running":
+            self.model.detach(metadata["uid"])
+            self.model.change(metadata["name"], phase="Succeeded")
 
-    @rule(name=consumes(users))
-    def go(self, name: str) -> None:
-        """Without a grace period, as if the node was lost."""
-        if pod := self.model.now.pods.get(name):
-            self.model.detach(pod["metadata"]["uid"])
-            self.model.put(name, None)
-
-    @rule(name=users)
-    def finish(self, name: str) -> None:
-        if (pod := self.model.now.pods.get(name)) and pod["status"]["phase"] == "Running":
-            self.model.detach(pod["metadata"]["uid"])
-            self.model.change(name, phase="Succeeded")
-
-    @rule(name=users)
-    def start(self, name: str) -> None:
-        """kubelet publishes the volume."""
-        pod = self.model.now.pods.get(name)
-        if pod and pod["status"]["phase"] == "Pending":
-            self.model.attach(pod)
-            if pod["metadata"]["uid"] in self.model.borrowed:
-                self.model.change(name, phase="Running")
-
-    # What happens to mount pods
-
-    @rule(data=st.data())
-    def serve(self, data: st.DataObject) -> None:
-        if pending := [each for each in self.model.mounts() if each.phase is Phase.PENDING]:
-            self.model.serve(data.draw(st.sampled_from(pending)))
-
-    @rule(data=st.data())
-    def fail(self, data: st.DataObject) -> None:
-        if live := [each for each in self.model.mounts() if each.is_live]:
-            mount = data.draw(st.sampled_from(live))
+    @rule(event=st.sampled_from(["serve", "serve", "fail", "fail", "delete"]), index=INDEX)
+    def a_mount_pod(self, event: str, index: int) -> None:
+        """It serves, is evicted, or is deleted by an administrator or a drain."""
+        live = sorted((each for each in self.model.mounts() if each.is_live), key=lambda each: each.name)
+        if not live:
+            return
+        mount = live[index % len(live)]
+        if event == "serve" and mount.phase is Phase.PENDING:
+            self.model.serve(mount)
+        elif event == "fail":
             self.model.lose(mount)
             self.model.change(mount.name, phase="Failed", reason="Evicted", conditions=[])
+        elif event == "delete":
+            self.model.end(mount.name)
 
-    @rule()
-    def work(self) -> None:
-        self.model.work()
+    @rule(event=st.sampled_from(["work", "work", "wait", "edit", "forget"]), seconds=st.sampled_from([1, 5, 60]))
+    def the_cluster(self, event: str, seconds: int) -> None:
+        """All do their work, time passes, the template is changed, or somebody deletes an attachment."""
+        if event == "work":
+            self.model.work()
+        elif event == "wait":
+            self.model.seconds += seconds
+        elif event == "edit":
+            self.model.edit()
+        elif event == "forget":
+            for name in sorted(self.model.now.attachments)[:1]:
+                self.model.put(name, None, 1)
 
-    @rule(seconds=st.sampled_from([1, 5, 60]))
-    def wait(self, seconds: int) -> None:
-        self.model.seconds += seconds
-
-    @rule()
-    def edit(self) -> None:
-        self.model.edit()
-
-    @rule(data=st.data())
-    def somebody_deletes(self, data: st.DataObject) -> None:
-        """An administrator, or the API on behalf of a drain."""
-        if live := [each for each in self.model.mounts() if each.is_live]:
-            self.model.end(data.draw(st.sampled_from(live)).name)
-
-    @rule(data=st.data())
-    def somebody_deletes_an_attachment(self, data: st.DataObject) -> None:
-        if names := sorted(self.model.now.attachments):
-            self.model.put(data.draw(st.sampled_from(names)), None, 1)
-
-    # What controllers do
-
-    @rule(which=st.integers(0, 1), kind=st.integers(0, 2), number=st.sampled_from([1, 3, 1000]))
-    def hear(self, which: int, kind: int, number: int) -> None:
+    @rule(which=WHICH, behind=st.tuples(*3 * [st.sampled_from([0, 0, 1, 1, 2, 3, 1000])]), number=REQUESTS)
+    def a_controller_looks(self, which: int, behind: tuple[int, int, int], number: int) -> None:
+        """It hears of all but the newest states of each history, decides, and makes some of its requests."""
         controller = self.model.controllers[which]
-        controller.seen[kind] = min(controller.seen[kind] + number, len(self.model.histories[kind]) - 1)
+        lengths = [len(history) - 1 for history in self.model.histories]
+        controller.seen = [
+            max(seen, length - less) for seen, length, less in zip(controller.seen, lengths, behind, strict=True)
+        ]
+        self.model.look(controller)
+        self._act(controller, number)
 
-    @rule(which=st.integers(0, 1))
-    def look(self, which: int) -> None:
-        if not self.model.controllers[which].requests:
-            self.model.look(self.model.controllers[which])
+    @rule(which=WHICH, number=REQUESTS)
+    def a_controller_acts(self, which: int, number: int) -> None:
+        self._act(self.model.controllers[which], number)
 
-    @rule(which=st.integers(0, 1), number=st.sampled_from([1, 1, 100]))
-    def act(self, which: int, number: int) -> None:
-        for _ in range(number):
-            if requests := self.model.controllers[which].requests:
-                requests.pop(0)()
-
-    @rule(which=st.integers(0, 1))
-    def crash(self, which: int) -> None:
+    @rule(which=WHICH)
+    def a_controller_crashes(self, which: int) -> None:
         """The next one lists all."""
         controller = self.model.controllers[which]
         controller.requests = []
         controller.seen = [len(history) - 1 for history in self.model.histories]
+
+    @staticmethod
+    def _act(controller: Controller, number: int) -> None:
+        for _ in range(number):
+            if controller.requests:
+                controller.requests.pop(0)()
 
     # What is promised
 
@@ -371,7 +361,7 @@ class SharedVolumes(RuleBasedStateMachine):
         assert len(set(live)) == len(live)
         if model.upgrade == "Replace":
             assert len({key for _, key in live}) == len(live)
-        assert {each.base for each in model.mounts() if each.is_live} <= model.now.attachments.keys()
+        assert model.now.attachments.keys() <= {each.base for each in model.mounts()}
 
     def model_settles(self) -> None:
         model = self.model
@@ -404,5 +394,5 @@ class SharedVolumes(RuleBasedStateMachine):
 
 TestSharedVolumes = SharedVolumes.TestCase
 TestSharedVolumes.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=200, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
