@@ -17,6 +17,7 @@ from fusermount3_proxy import __version__
 #: The modules of the extra.
 _LIBRARIES = ("aiohttp", "cryptography", "jinja2", "jsonpatch", "lightkube", "re2", "yaml")
 _NAME = "fusermount3-controller"
+_MOUNTS = "fuse-mounts"
 _PORT = click.IntRange(1, 65535)
 
 
@@ -39,7 +40,7 @@ def main() -> None:
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="fusermount3-controller")
 def commands() -> None:
-    """Show what templates of volumes become, and have pods get it when they are created."""
+    """Show what templates of volumes become, and have pods get it."""
 
 
 @commands.command()
@@ -91,10 +92,12 @@ def render(files: tuple[Path, ...], settings: tuple[str, ...]) -> None:
 @click.option(
     "--configuration", metavar="NAME", default=_NAME, show_default=True, help="Of the two webhook configurations."
 )
+@click.option("--mount-namespace", metavar="NAME", default=_MOUNTS, show_default=True, help="Of mount pods.")
 def webhook(**settings: Any) -> None:
-    """Give pods their sidecars when they are created.
+    """Give pods their sidecars when they are created, and run pods for the volumes that they share.
 
     An admission webhook: the API server asks it about pods that have volumes of the driver, and about VolumeTemplates.
+    Beside it, mount pods are created and deleted as shared volumes are used.
     The cluster is that of the pod in which it runs, or that of KUBECONFIG. It ends on SIGTERM, after the requests in
     flight.
     """

@@ -1,4 +1,4 @@
-"""The objects of the cluster by which volumes are resolved, kept by watches.
+"""The objects of the cluster by which volumes are resolved, and the pods that use or serve them, kept by watches.
 
 Of each kind there is a list, and a watch from there on. As a watch can die without a word, all is listed again from
 time to time. What was created a moment ago may not have come yet, so `looked_up` asks for what is missing.
@@ -15,13 +15,13 @@ from typing import Any, NamedTuple, NoReturn
 from lightkube import ALL_NS, ApiError, AsyncClient
 from lightkube.generic_resource import create_global_resource, create_namespaced_resource
 
-from fusermount3_controller import volume_templates
+from fusermount3_controller import kept_pods, mount_pods, volume_templates
 from fusermount3_controller.faults import Invalid
 from fusermount3_controller.served_volumes import Kind, Known, Reference
 from fusermount3_controller.volume_templates import VolumeTemplate
 
 #: Seconds after which all objects of a kind are listed again: what a dead watch costs at most.
-RESYNC = 300.0
+RESYNC = 60.0
 #: Seconds between tries to reach the API server: the first, and the longest.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 15.0
 #: Objects in one answer to a list.
@@ -38,7 +38,7 @@ Objects = Mapping[Kind, Mapping[Any, Any]]
 
 
 class _Watched(NamedTuple):
-    """A kind of objects, and what is kept of one."""
+    """A kind of objects, and what is kept of one: None, if it does not count."""
 
     resource: Any
     kept: Callable[[Mapping[str, Any]], Any]
@@ -63,6 +63,11 @@ def _namespace(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"metadata": {"labels": (manifest.get("metadata") or {}).get("labels") or {}}}
 
 
+def _attachment(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+    metadata = _some(manifest.get("metadata"), "name", "uid")
+    return {"metadata": metadata, **{name: manifest.get(name) or {} for name in ("spec", "status")}}
+
+
 def _template(manifest: Mapping[str, Any]) -> VolumeTemplate | str:
     """Return the template, or why it can't be used."""
     try:
@@ -77,6 +82,8 @@ def _some(value: Mapping[str, Any] | None, *names: str) -> dict[str, Any]:
 
 # Not the library's models of these: one object that they refuse would be the failure of a whole list.
 _GROUP, _, _VERSION = volume_templates.API_VERSION.partition("/")
+POD: Any = create_namespaced_resource("", "v1", "Pod", "pods")
+ATTACHMENT: Any = create_global_resource(_GROUP, _VERSION, mount_pods.ATTACHMENT, mount_pods.ATTACHMENTS)
 _WATCHED = {
     Kind.TEMPLATE: _Watched(create_global_resource(_GROUP, _VERSION, Kind.TEMPLATE, "volumetemplates"), _template),
     Kind.CLAIM: _Watched(
@@ -84,6 +91,8 @@ _WATCHED = {
     ),
     Kind.VOLUME: _Watched(create_global_resource("", "v1", Kind.VOLUME, "persistentvolumes"), _volume),
     Kind.CLASS: _Watched(create_global_resource("storage.k8s.io", "v1", Kind.CLASS, "storageclasses"), _class),
+    Kind.POD: _Watched(POD, kept_pods.kept, namespaced=True),
+    Kind.ATTACHMENT: _Watched(ATTACHMENT, _attachment),
     Kind.NAMESPACE: _Watched(create_global_resource("", "v1", Kind.NAMESPACE, "namespaces"), _namespace),
 }
 
@@ -96,6 +105,8 @@ class ClusterCache:
         self._resync = resync
         self._objects: dict[Kind, dict[Key, Any]] = {kind: {} for kind in _WATCHED}
         self._listed: dict[Kind, float] = {}
+        #: Is set when something is heard; who waits for it clears it.
+        self.changed = asyncio.Event()
 
     def is_full(self) -> bool:
         """Return whether all kinds have been listed once."""
@@ -108,6 +119,10 @@ class ClusterCache:
     def age(self) -> float:
         """Return the seconds since the kind was listed whose list is the oldest; infinite, until all were."""
         return time.monotonic() - min(self._listed.values()) if self.is_full() else float("inf")
+
+    def objects(self, kind: Kind) -> list[Any]:
+        """Return what is kept of all objects of a kind."""
+        return list(self._objects[kind].values())
 
     def known(self) -> Known:
         return _known(self._objects)
@@ -168,8 +183,9 @@ class ClusterCache:
         resource, kept, namespaced = _WATCHED[kind]
         found = self._client.list(resource, chunk_size=_CHUNK, **_everywhere(namespaced))
         objects = {_key_of(each): kept(each.to_dict()) async for each in found}
-        self._objects[kind] = objects
+        self._objects[kind] = {key: each for key, each in objects.items() if each is not None}
         self._listed[kind] = time.monotonic()
+        self.changed.set()
         return str(found.resourceVersion)
 
     async def _watch(self, kind: Kind, version: str) -> None:
@@ -177,10 +193,13 @@ class ClusterCache:
         events: Any = self._client.watch(resource, resource_version=version, **_everywhere(namespaced))
         async with contextlib.aclosing(events):
             async for event, each in events:
-                if event == "DELETED":
-                    self._objects[kind].pop(_key_of(each), None)
-                else:
-                    self._objects[kind][_key_of(each)] = kept(each.to_dict())
+                key = _key_of(each)
+                before = self._objects[kind].pop(key, None)
+                after = None if event == "DELETED" else kept(each.to_dict())
+                if after is not None:
+                    self._objects[kind][key] = after
+                if before != after:
+                    self.changed.set()
 
 
 def _everywhere(namespaced: bool) -> dict[str, Any]:

@@ -16,6 +16,10 @@ _PREFIX = "fusermount3_controller"
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 
 
+#: Seconds. A mount pod is scheduled, its image may have to be pulled, and its program mounts.
+_START_BUCKETS = (1, 2, 3, 5, 10, 20, 30, 60, 120, 300)
+
+
 class Metrics:
     """The metrics, and the text in which Prometheus reads them."""
 
@@ -37,6 +41,42 @@ class Metrics:
             buckets=_BUCKETS,
             registry=self._registry,
         )
+
+        self._mount_pods = Gauge(
+            f"{_PREFIX}_mount_pods", "Pods that serve shared volumes.", ["template", "phase"], registry=self._registry
+        )
+        self._waiting = Gauge(
+            f"{_PREFIX}_workloads_waiting",
+            "Pods with shared volumes on a node whose containers have not begun.",
+            registry=self._registry,
+        )
+        self._starts = Histogram(
+            f"{_PREFIX}_mount_pod_start_seconds",
+            "Time from the creation of a mount pod until it served, of those that this process has created.",
+            buckets=_START_BUCKETS,
+            registry=self._registry,
+        )
+        self._looks = Histogram(
+            f"{_PREFIX}_reconcile_seconds",
+            "Time in which it was decided which mount pods there must be, and the API server was asked for them.",
+            buckets=_BUCKETS,
+            registry=self._registry,
+        )
+
+    def show_mount_pods(self, numbers: Mapping[tuple[str, str], int], waiting: int) -> None:
+        """Have the exposition tell of the mount pods, by template and phase, and of the pods that wait for them."""
+        self._mount_pods.clear()
+        for labels, number in numbers.items():
+            self._mount_pods.labels(*labels).set(number)
+        self._waiting.set(waiting)
+
+    def count_start(self, seconds: float) -> None:
+        """Count a mount pod that serves."""
+        self._starts.observe(seconds)
+
+    def show_look(self, seconds: float) -> None:
+        """Count a look at the cluster."""
+        self._looks.observe(seconds)
 
     def count(self, result: str, seconds: float) -> None:
         """Count one request."""

@@ -1,4 +1,4 @@
-"""The process of the webhook: its servers and what keeps them up to date, until SIGTERM."""
+"""The process: the webhook's servers, and what keeps the cache, certificates and mount pods, until SIGTERM."""
 
 import asyncio
 import logging
@@ -12,6 +12,7 @@ from lightkube import AsyncClient
 from fusermount3_controller.certificate_keeper import CertificateKeeper, Names
 from fusermount3_controller.cluster_cache import ClusterCache
 from fusermount3_controller.controller_metrics import Metrics
+from fusermount3_controller.mount_pod_keeper import MountPodKeeper
 from fusermount3_controller.webhook import Webhook, health
 
 #: Seconds after SIGTERM for which requests are still taken: so long may the API server take to learn of it.
@@ -25,7 +26,7 @@ _log = logging.getLogger(__name__)
 class Settings(NamedTuple):
     """Where the servers listen, and the names of the objects that are the controller's own.
 
-    `namespace`: empty, if it is that of the process itself.
+    `namespace`: empty, if it is that of the process itself. `mount_namespace`: of mount pods.
     """
 
     address: str | None
@@ -35,6 +36,7 @@ class Settings(NamedTuple):
     service: str
     secret: str
     configuration: str
+    mount_namespace: str
 
 
 def serve(settings: Settings) -> None:
@@ -53,13 +55,14 @@ async def _serve(settings: Settings) -> None:
     cache, metrics = ClusterCache(client), Metrics()
     metrics.show_cache(cache.sizes, cache.age)
     metrics.show_certificate(keeper.expiry)
+    mount_pods = MountPodKeeper(client, cache, metrics, settings.mount_namespace)
     webhook = Webhook(cache, metrics)
     ended = _ended()
     runners = [
         web.AppRunner(each, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN)
         for each in (webhook.application(), health(webhook, metrics, cache.is_full, keeper.has_any))
     ]
-    tasks = [asyncio.create_task(each) for each in (cache.follow(), keeper.keep())]
+    tasks = [asyncio.create_task(each) for each in (cache.follow(), keeper.keep(), mount_pods.keep())]
     try:
         for runner in runners:
             await runner.setup()

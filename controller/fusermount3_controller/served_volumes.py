@@ -32,13 +32,15 @@ class Known(NamedTuple):
 
 
 class Kind(StrEnum):
-    """The kinds of `Known`."""
+    """The kinds of `Known`, and of what uses and serves volumes."""
 
     TEMPLATE = volume_templates.KIND
     CLAIM = "PersistentVolumeClaim"
     VOLUME = "PersistentVolume"
     CLASS = "StorageClass"
     NAMESPACE = "Namespace"
+    POD = "Pod"
+    ATTACHMENT = "MountPodAttachment"
 
 
 class Reference(NamedTuple):

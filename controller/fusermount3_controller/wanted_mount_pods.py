@@ -29,9 +29,9 @@ def wanted(pods: Iterable[Manifest], known: Known) -> Wanted:
     users: dict[tuple[str, str], set[User]] = {}
     held = set()
     for pod in pods:
-        node = pod["spec"].get("nodeName")
-        if not node or (pod.get("status") or {}).get("phase") in _FINISHED or mount_pods.existing(pod):
+        if not may_use(pod):
             continue
+        node = pod["spec"]["nodeName"]
         found = shared_volumes.of_pod(pod, known)
         held |= {(node, name) for name in found.unclear}
         for shared in found.shared:
@@ -43,6 +43,12 @@ def wanted(pods: Iterable[Manifest], known: Known) -> Wanted:
         shared = min(candidates, key=lambda each: each.source.persistent_volume)
         mounts[place] = MountPod(shared, place[0], tuple(sorted(users[place])))
     return Wanted(mounts, frozenset(held), known.templates)
+
+
+def may_use(pod: Manifest) -> bool:
+    """Return whether the pod is on a node, not finished, and no mount pod."""
+    is_finished = (pod.get("status") or {}).get("phase") in _FINISHED
+    return bool(pod["spec"].get("nodeName")) and not is_finished and not mount_pods.existing(pod)
 
 
 def _user(pod: Manifest) -> User:

@@ -52,7 +52,9 @@ PURE_LIBRARIES = {
     *("hashlib", "json"),  # for the key of shared filesystems
 }
 #: Modules of the controller that act: the others touch no file, socket or process.
-ACTING_IN_CONTROLLER = {"certificate_keeper", "cli", "cluster_cache", "controller_metrics", "daemon", "webhook"}
+ACTING_IN_CONTROLLER = {
+    *("certificate_keeper", "cli", "cluster_cache", "controller_metrics", "daemon", "mount_pod_keeper", "webhook"),
+}
 #: What these others import; the last line is the extra `[controller]`.
 PURE_LIBRARIES_IN_CONTROLLER = {
     *(

@@ -24,7 +24,14 @@ CLAIMS = "/api/v1/persistentvolumeclaims"
 VOLUMES = "/api/v1/persistentvolumes"
 CLASSES = "/apis/storage.k8s.io/v1/storageclasses"
 NAMESPACES = "/api/v1/namespaces"
+PODS = "/api/v1/pods"
+ATTACHMENTS = "/apis/fusermount3-proxy.dev/v1alpha1/mountpodattachments"
 TEMPLATES = "/apis/fusermount3-proxy.dev/v1alpha1/volumetemplates"
+COLLECTIONS = (CLAIMS, VOLUMES, CLASSES, NAMESPACES, TEMPLATES, PODS, ATTACHMENTS)
+
+
+#: When all objects are created.
+CREATED = "2026-01-01T12:00:00Z"
 
 
 class ApiServer:
@@ -36,6 +43,8 @@ class ApiServer:
         #: Seconds that each GET of one object takes.
         self.slowness = 0.0
         self.is_broken = False
+        #: What is said to who creates an object of which the path begins so.
+        self.refusals: dict[str, str] = {}
         #: All versions before this one are forgotten, as the real one does after five minutes.
         self.oldest = 0
         self._version = 0
@@ -74,6 +83,8 @@ class ApiServer:
         """Serve; yield a client for it."""
         application = web.Application()
         application.router.add_get("/{path:.*}", self._get)
+        application.router.add_post("/{path:.*}", self._post)
+        application.router.add_delete("/{path:.*}", self._delete)
         application.router.add_patch("/{path:.*}", self._patch)
         runner = web.AppRunner(application, shutdown_timeout=0.1)
         await runner.setup()
@@ -92,7 +103,7 @@ class ApiServer:
         self.requests.append(request.path)
         if self.is_broken:
             return _status(500, "etcd is gone")
-        if request.path in (CLAIMS, VOLUMES, CLASSES, NAMESPACES, TEMPLATES):
+        if request.path in COLLECTIONS:
             items = [each for path, each in self.objects.items() if _is_of(path, request.path)]
             metadata = {"resourceVersion": str(self._version)}
             return _json({"kind": "List", "apiVersion": "v1", "metadata": metadata, "items": items})
@@ -117,8 +128,34 @@ class ApiServer:
             await response.write(json.dumps({"type": "ERROR", "object": gone}).encode() + b"\n")
         return response
 
+    async def _post(self, request: web.Request) -> web.StreamResponse:
+        manifest = await request.json()
+        path = f"{request.path}/{manifest['metadata']['name']}"
+        await asyncio.sleep(0)
+        for begin, why in self.refusals.items():
+            if path.startswith(begin):
+                return _status(403, why)
+        if path in self.objects:
+            return _status(409, "already exists")
+        manifest["metadata"] |= {"uid": f"uid {self._version}", "creationTimestamp": CREATED}
+        await self.put(path, manifest)
+        return _json(self.objects[path], 201)
+
+    async def _delete(self, request: web.Request) -> web.StreamResponse:
+        if request.path not in self.objects:
+            return _status(404, "not found")
+        await self.remove(request.path)
+        return _json({"kind": "Status", "apiVersion": "v1"})
+
     async def _patch(self, request: web.Request) -> web.StreamResponse:
         patch = await request.json()
+        if (path := request.path.removesuffix("/status")) != request.path:
+            if path not in self.objects:
+                return _status(404, "not found")
+            status = self.objects[path].get("status", {}) | patch["status"]
+            status = {name: value for name, value in status.items() if value is not None}
+            await self.put(path, {**self.objects[path], "status": status})
+            return _json(self.objects[path])
         current = self.objects[request.path]
         version = patch["metadata"].pop("resourceVersion")
         await asyncio.sleep(0)  # another writer may come first

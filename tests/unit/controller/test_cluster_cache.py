@@ -57,7 +57,7 @@ def test_it_is_full_when_all_is_listed() -> None:
         server = await filled()
         async with followed(server) as cache:
             assert cache.age() < 10
-            assert cache.sizes() == {Kind.TEMPLATE: 2, Kind.CLAIM: 1, Kind.VOLUME: 1, Kind.CLASS: 1, Kind.NAMESPACE: 1}
+            assert cache.sizes() == {**dict.fromkeys(Kind, 1), Kind.TEMPLATE: 2, Kind.POD: 0, Kind.ATTACHMENT: 0}
             return cache.known()
 
     known = asyncio.run(run())

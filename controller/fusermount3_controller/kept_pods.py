@@ -1,0 +1,59 @@
+"""What the cache keeps of a pod: a cluster has many, and most have nothing to do with our volumes. Pure."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fusermount3_controller import mount_pods
+from fusermount3_controller.pod_rules import CONTAINER
+from fusermount3_controller.served_volumes import is_inline
+
+_CONDITIONS = ("PodScheduled", "Ready")
+
+
+def kept(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the fields of the pod that count; None, if it is no mount pod and has no volume that could be ours."""
+    metadata, spec, status = (pod.get(name) or {} for name in ("metadata", "spec", "status"))
+    owners = [each for each in metadata.get("ownerReferences") or [] if each.get("kind") == mount_pods.ATTACHMENT]
+    volumes = [_volume(each) for each in spec.get("volumes") or []]
+    if not owners and not any(len(each) > 1 and "emptyDir" not in each for each in volumes):
+        return None
+    names = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp")
+    result = {
+        "metadata": _some(metadata, names),
+        "spec": {
+            **_some(spec, ("nodeName", "hostUsers", "serviceAccountName")),
+            "securityContext": _some(spec.get("securityContext"), ("fsGroup",)),
+            "volumes": [each for each in volumes if len(each) > 1],
+        },
+        "status": {
+            **_some(status, ("phase", "reason", "message")),
+            "conditions": [each for each in status.get("conditions") or [] if each.get("type") in _CONDITIONS],
+        },
+    }
+    if owners:
+        result["metadata"]["ownerReferences"] = [_some(each, ("kind", "name", "controller")) for each in owners]
+        statuses = status.get("containerStatuses") or []
+        result["status"]["containerStatuses"] = [
+            _some(each, ("name", "state", "lastState")) for each in statuses if each.get("name") == CONTAINER
+        ]
+    return result
+
+
+def _volume(volume: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the volume, with its name only if it is of a kind that does not count."""
+    result = {"name": volume.get("name")}
+    if volume.get("emptyDir") is not None:
+        result["emptyDir"] = {}
+    elif is_inline(volume):
+        result["csi"] = _some(volume["csi"], ("driver", "readOnly", "volumeAttributes"))
+    elif source := volume.get("persistentVolumeClaim"):
+        result["persistentVolumeClaim"] = _some(source, ("claimName", "readOnly"))
+    elif volume.get("ephemeral") is not None:
+        template = volume["ephemeral"].get("volumeClaimTemplate") or {}
+        spec = _some(template.get("spec"), ("volumeName", "storageClassName"))
+        result["ephemeral"] = {"volumeClaimTemplate": {"spec": spec}}
+    return result
+
+
+def _some(value: Mapping[str, Any] | None, names: Iterable[str]) -> dict[str, Any]:
+    return {name: value[name] for name in names if value.get(name) is not None} if value else {}

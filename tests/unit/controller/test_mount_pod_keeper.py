@@ -1,0 +1,224 @@
+"""Mount pods in a cluster: who creates, deletes and reports what, also two at once and after failures."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fusermount3_controller import kept_pods, mount_pods
+from fusermount3_controller.cluster_cache import ClusterCache
+from fusermount3_controller.controller_metrics import Metrics
+from fusermount3_controller.mount_pod_keeper import MountPodKeeper
+from fusermount3_controller.wanted_mount_pods import wanted
+from tests.unit.controller.api_server import ATTACHMENTS, TEMPLATES, VOLUMES, ApiServer
+from tests.unit.controller.cluster import at, known, mount_of, mount_pod, user
+from tests.unit.controller.samples import Manifest, claim, inline, shared, volume
+from tests.unit.controller.test_cluster_cache import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+TEAM, MOUNTS = "/api/v1/namespaces/team", "/api/v1/namespaces/fuse-mounts/pods"
+USER = f"{TEAM}/pods/app"
+NAME = mount_of([user()], known()).name
+
+
+class Cluster:
+    """An API server with a template, a claim that is bound, and a pod that uses it."""
+
+    def __init__(self) -> None:
+        self.api = ApiServer()
+        self.metrics = Metrics()
+
+    def named(self, path: str) -> list[str]:
+        """Return the names of the objects below a path."""
+        return sorted(each.removeprefix(f"{path}/") for each in self.api.objects if each.startswith(f"{path}/"))
+
+    def events(self) -> list[tuple[str, str]]:
+        events = [each for path, each in self.api.objects.items() if path.startswith(f"{TEAM}/events/")]
+        return sorted((each["reason"], each["message"]) for each in events)
+
+    def workloads(self) -> list[Manifest]:
+        """Return those that the only attachment names."""
+        status = [each.get("status", {}) for path, each in self.api.objects.items() if path.startswith(ATTACHMENTS)]
+        return [each for one in status for each in one.get("workloads", [])]
+
+    async def fill(self, template: Manifest | None = None) -> None:
+        manifest = template or shared()
+        manifest["metadata"]["generation"] = 1
+        await self.api.put(f"{TEMPLATES}/s3", manifest)
+        await self.api.put(f"{VOLUMES}/photos", volume())
+        await self.api.put(f"{TEAM}/persistentvolumeclaims/photos", claim(volumeName="photos"))
+        await self.api.put(USER, user())
+
+    async def change(self, name: str, **status: object) -> None:
+        path = f"{MOUNTS}/{name}"
+        await self.api.put(path, copy.deepcopy(self.api.objects[path]) | {"status": status})
+
+    @contextlib.asynccontextmanager
+    async def kept(self, number: int = 1) -> AsyncIterator[None]:
+        """So many controllers."""
+        async with contextlib.AsyncExitStack() as stack:
+            tasks = []
+            for _ in range(number):
+                client = await stack.enter_async_context(self.api.client())
+                cache = ClusterCache(client)
+                keeper = MountPodKeeper(client, cache, self.metrics, "fuse-mounts")
+                tasks += [asyncio.create_task(each) for each in (cache.follow(), keeper.keep(0.2))]
+            yield
+            assert not any(task.done() for task in tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+READY = {"type": "Ready", "status": "True", "lastTransitionTime": at(7)}
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_user_gets_a_mount_pod_and_nothing_is_left_of_it(number: int) -> None:
+    """Two controllers come to the same."""
+
+    async def run() -> None:
+        cluster = Cluster()
+        await cluster.fill()
+        async with cluster.kept(number):
+            await until(lambda: cluster.named(MOUNTS) == [f"{NAME}-0"])
+            made = cluster.api.objects[f"{MOUNTS}/{NAME}-0"]
+            owner = cluster.api.objects[f"{ATTACHMENTS}/{NAME}"]["metadata"]["uid"]
+            assert made["metadata"]["ownerReferences"][0]["uid"] == owner
+            await cluster.change(f"{NAME}-0", phase="Running", conditions=[READY])
+            attachment = f"{ATTACHMENTS}/{NAME}"
+            await until(lambda: cluster.api.objects[attachment].get("status", {}).get("phase") == "Served")
+            assert cluster.api.objects[attachment]["status"]["workloads"] == [
+                {"namespace": "team", "name": "app", "uid": "uid of app", "attachmentTime": at(0)}
+            ]
+            assert cluster.named(MOUNTS) == [f"{NAME}-0"]
+            told = f"mount pod fuse-mounts/{NAME}-0 is to serve the volume"
+            assert cluster.events() == [("MountPodCreated", told)]
+            exposition = cluster.metrics.exposition().decode()
+            assert 'fusermount3_controller_mount_pods{phase="Served",template="s3"} 1.0' in exposition
+            assert "fusermount3_controller_mount_pod_start_seconds_sum 7.0" in exposition
+            await cluster.api.remove(USER)
+            await until(lambda: not cluster.named(MOUNTS) and not cluster.named(ATTACHMENTS))
+
+    asyncio.run(run())
+
+
+def test_many_pods_and_two_controllers_make_one_mount_pod() -> None:
+    async def run() -> None:
+        cluster = Cluster()
+        await cluster.fill()
+        async with cluster.kept(2):
+            for number in range(50):
+                await cluster.api.put(f"{TEAM}/pods/app-{number}", user(f"app-{number}"))
+            await until(lambda: len(cluster.workloads()) == 51)
+            assert cluster.named(MOUNTS) == [f"{NAME}-0"]
+            assert len(cluster.named(ATTACHMENTS)) == 1
+
+    asyncio.run(run())
+
+
+def test_a_mount_pod_that_fails_is_replaced_and_its_users_are_told() -> None:
+    async def run() -> None:
+        cluster = Cluster()
+        await cluster.fill()
+        async with cluster.kept(2):
+            await until(lambda: cluster.named(MOUNTS))
+            await cluster.change(f"{NAME}-0", phase="Failed", reason="Evicted", message="low on memory")
+            await until(lambda: cluster.named(MOUNTS) == [f"{NAME}-1"])
+            says = f"mount pod fuse-mounts/{NAME}-0: Evicted: low on memory"
+            assert ("MountPodFailed", says) in cluster.events()
+            assert len(cluster.events()) == 3
+
+    asyncio.run(run())
+
+
+def test_who_waits_for_room_is_told_what_the_scheduler_says() -> None:
+    async def run() -> None:
+        cluster = Cluster()
+        await cluster.fill()
+        async with cluster.kept():
+            await until(lambda: cluster.named(MOUNTS))
+            condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"}
+            await cluster.change(f"{NAME}-0", phase="Pending", conditions=[condition])
+            says = f"mount pod fuse-mounts/{NAME}-0: Unschedulable: no room"
+            await until(lambda: ("MountPodFailed", says) in cluster.events())
+
+    asyncio.run(run())
+
+
+def test_who_waits_for_what_the_api_server_refuses_is_told_why() -> None:
+    async def run() -> None:
+        cluster = Cluster()
+        await cluster.fill()
+        cluster.api.refusals[MOUNTS] = "exceeded quota: fuse-mounts"
+        async with cluster.kept():
+            says = f"mount pod fuse-mounts/{NAME}-0: exceeded quota: fuse-mounts"
+            await until(lambda: cluster.events() == [("MountPodFailed", says)])
+            cluster.api.refusals.clear()
+            await until(lambda: cluster.named(MOUNTS) == [f"{NAME}-0"])
+
+    asyncio.run(run())
+
+
+def test_an_api_server_that_fails_is_asked_again() -> None:
+    async def run() -> None:
+        cluster = Cluster()
+        await cluster.fill()
+        cluster.api.is_broken = True
+        async with cluster.kept():
+            await asyncio.sleep(0.2)
+            cluster.api.is_broken = False
+            await until(lambda: cluster.named(MOUNTS))
+
+    asyncio.run(run())
+
+
+def test_with_the_identity_of_users_the_pod_is_in_their_namespace() -> None:
+    async def run() -> None:
+        cluster = Cluster()
+        await cluster.fill(shared(identity="ServiceAccount"))
+        async with cluster.kept():
+            await until(lambda: len(cluster.named(f"{TEAM}/pods")) == 2)
+            assert not cluster.named(MOUNTS)
+            await cluster.api.remove(USER)
+            await until(lambda: not cluster.named(f"{TEAM}/pods") and not cluster.named(ATTACHMENTS))
+
+    asyncio.run(run())
+
+
+def test_what_is_kept_of_pods_says_the_same_as_all_of_them() -> None:
+    """Also of mount pods, which their own volume does not make users."""
+    by_hand = user()
+    by_hand["spec"]["volumes"].append({"name": "fuse-fd-passing", "emptyDir": {"medium": "Memory"}})
+    ephemeral = user()
+    template = {"metadata": {"labels": {}}, "spec": {"storageClassName": "c", "volumeName": "photos"}}
+    ephemeral["spec"]["volumes"] = [{"name": "data", "ephemeral": {"volumeClaimTemplate": template}}]
+    inlined = user(securityContext={"fsGroup": 5}, hostUsers=True, serviceAccountName="x")
+    inlined["spec"]["volumes"] = [inline()]
+    for pod in (user(), by_hand, ephemeral, inlined, user(hostUsers=False), user(phase="Failed")):
+        kept = kept_pods.kept(pod)
+        assert kept is not None
+        for cluster in (known(), known(identity="ServiceAccount")):
+            assert wanted([kept], cluster) == wanted([pod], cluster)
+    mount, statuses = mount_of([user()], known()), [{"name": "fuse", "state": {"terminated": {"exitCode": 3}}}]
+    for made in (mount_pod(mount), mount_pod(mount, containerStatuses=statuses)):
+        kept = kept_pods.kept(made)
+        assert kept is not None
+        assert mount_pods.existing(kept) == mount_pods.existing(made)
+        assert not {"containers", "affinity"} & kept["spec"].keys()
+
+
+def test_nothing_is_kept_of_pods_without_such_volumes() -> None:
+    other = user()
+    other["spec"]["volumes"] = [
+        {"name": "a", "emptyDir": {}},
+        {"name": "b", "secret": {"secretName": "c"}},
+        {"name": "d", "csi": {"driver": "other"}},
+    ]
+    assert kept_pods.kept(other) is None
