@@ -243,11 +243,16 @@ def test_the_controller_has_no_right_that_it_does_not_need(node: ClusterNode) ->
         return {each for each in found if each[0] and not each[0].startswith("selfsubject")}
 
     configurations = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
-    read = ("persistentvolumeclaims", "persistentvolumes", "storageclasses.storage.k8s.io")
+    read = ("namespaces", "persistentvolumeclaims", "persistentvolumes", "pods", "storageclasses.storage.k8s.io")
     of_cluster = {(name, "[]", "[get list watch]") for name in (*read, "volumetemplates.fusermount3-proxy.dev")}
     of_cluster |= {(f"{name}.admissionregistration.k8s.io", f"[{NAME}]", "[get patch]") for name in configurations}
+    attachments = "mountpodattachments.fusermount3-proxy.dev"
+    of_cluster |= {(attachments, "[]", "[get list watch create delete]"), ("events", "[]", "[create]")}
+    of_cluster |= {(attachments.replace(".", "/status.", 1), "[]", "[patch]")}
     assert rights("default") == of_cluster
     assert rights(NAMESPACE) == of_cluster | {("secrets", f"[{NAME}-tls]", "[get patch]")}
+    read_only = ("pods", "[]", "[get list watch]")
+    assert rights("fuse-mounts") == of_cluster - {read_only} | {("pods", "[]", "[get list watch create delete]")}
 
 
 def test_a_certificate_is_renewed_and_no_pod_is_refused(node: ClusterNode) -> None:
@@ -287,11 +292,11 @@ def test_while_it_is_away_only_those_who_ask_are_refused(node_of_session: Cluste
     pods = ["--namespace", NAMESPACE, "get", "pods", "--output=name"]
     wait_until(lambda: not node.kubectl(*pods).stdout)
     try:
-        for source, annotations in ((INLINE, {}), (CLAIMED, {INJECT: "true"})):
+        for source, annotations in ((INLINE, {}), (CLAIMED, {INJECT: "true"}), (INLINE, {INJECT: "false"})):
             refused = tried(node, pod(source, **annotations))
             assert refused.returncode != 0
             assert 'failed calling webhook "inject.fusermount3-proxy.dev"' in refused.stderr
-        for source, annotations in (({"emptyDir": {}}, {}), (CLAIMED, {}), (INLINE, {INJECT: "false"})):
+        for source, annotations in (({"emptyDir": {}}, {}), (CLAIMED, {}), ({"emptyDir": {}}, {INJECT: "false"})):
             begin = time.monotonic()
             assert sidecars(tried(node, pod(source, **annotations))) == []
             # Below the webhook's timeout: nobody has waited for that.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import kubernetes_validate
 import pytest
 
-from fusermount3_controller import admission, cli, daemon, pod_annotations, rendering, volume_templates
+from fusermount3_controller import admission, cli, daemon, mount_pods, pod_annotations, rendering, volume_templates
 from fusermount3_controller.cluster_cache import _WATCHED
 from fusermount3_controller.pod_rules import SOCKET_VARIABLE
 from fusermount3_controller.served_volumes import Kind
@@ -33,7 +34,7 @@ from tests.lab.commands import CommandFailed
 if TYPE_CHECKING:
     from pathlib import Path
 
-NAME = "fusermount3-controller"
+NAME, MOUNTS = "fusermount3-controller", "fuse-mounts"
 #: The first Kubernetes with all kinds in their present version.
 OLDEST = "1.30"
 OBJECTS = of_files([path for path in sorted(CONTROLLER.glob("*.yaml")) if path.name != KUSTOMIZATION])
@@ -44,6 +45,11 @@ WEBHOOKS = {each["name"].partition(".")[0]: each for each in the("MutatingWebhoo
 (CHECKING,) = the("ValidatingWebhookConfiguration", OBJECTS)["webhooks"]
 SECRET = the("Secret", OBJECTS)
 ENABLED = ("--set=controller.enabled=true", "--kube-version", OLDEST)
+
+
+def named(kind: str, name: str) -> Object:
+    (found,) = [each for each in OBJECTS if (each["kind"], each["metadata"]["name"]) == (kind, name)]
+    return found
 
 
 def options() -> dict[str, str]:
@@ -74,11 +80,13 @@ def test_it_is_started_with_options_that_it_has_and_names_that_exist() -> None:
     assert CHECKING["clientConfig"]["service"] == {**named, "path": CHECK}
 
 
-def test_all_that_is_in_a_namespace_is_in_its_own_which_is_restricted() -> None:
-    namespace = the("Namespace", OBJECTS)
-    assert namespace["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "restricted"}
+def test_all_that_is_in_a_namespace_is_in_its_own_two_which_are_restricted() -> None:
+    namespaces = [each["metadata"] for each in OBJECTS if each["kind"] == "Namespace"]
+    assert {each["name"] for each in namespaces} == {NAME, MOUNTS}
+    for each in namespaces:
+        assert each["labels"] == {"pod-security.kubernetes.io/enforce": "restricted"}
     used = {each["metadata"]["namespace"] for each in OBJECTS if "namespace" in each["metadata"]}
-    assert used == {namespace["metadata"]["name"]}
+    assert used == {NAME, MOUNTS}
 
 
 def test_the_pod_passes_restricted_and_writes_nowhere() -> None:
@@ -106,14 +114,20 @@ def test_two_run_and_one_of_them_whatever_is_drained() -> None:
     assert [*selectors, the("Service", OBJECTS)["spec"]["selector"]] == [labels] * 3
 
 
-def test_it_may_read_what_it_watches_and_write_three_objects_of_its_own() -> None:
-    readable = set()
-    for rule in the("ClusterRole", OBJECTS)["rules"]:
+def test_it_may_read_what_it_watches_and_write_what_is_its_own() -> None:
+    readable, rest = set(), []
+    for rule in named("ClusterRole", NAME)["rules"]:
         if rule["verbs"] == ["get", "list", "watch"]:
             readable |= {(group, plural) for group in rule["apiGroups"] for plural in rule["resources"]}
         else:
-            assert rule["resources"] == ["mutatingwebhookconfigurations", "validatingwebhookconfigurations"]
-            assert (rule["verbs"], rule["resourceNames"]) == (["get", "patch"], [options()["configuration"]])
+            rest.append((rule["resources"], rule["verbs"], rule.get("resourceNames")))
+    configurations = ["mutatingwebhookconfigurations", "validatingwebhookconfigurations"]
+    assert rest == [
+        ([mount_pods.ATTACHMENTS], ["create", "delete"], None),
+        ([f"{mount_pods.ATTACHMENTS}/status"], ["patch"], None),
+        (["events"], ["create"], None),
+        (configurations, ["get", "patch"], [options()["configuration"]]),
+    ]
     watched = {kind: each.resource._api_info for kind, each in _WATCHED.items()}
     assert readable == {(each.resource.group, each.plural) for each in watched.values()}
     assert watched.keys() == set(Kind)
@@ -121,6 +135,38 @@ def test_it_may_read_what_it_watches_and_write_three_objects_of_its_own() -> Non
     assert (rule["resources"], rule["verbs"]) == (["secrets"], ["get", "patch"])
     assert rule["resourceNames"] == [SECRET["metadata"]["name"]]
     assert "data" not in SECRET and "stringData" not in SECRET
+
+
+def test_it_makes_pods_in_the_namespace_of_mount_pods_only() -> None:
+    """What it reads of others' pods, it can't change. In other namespaces, an administrator has to say so."""
+    with_pods = [each for each in OBJECTS for rule in each.get("rules", []) if "pods" in rule.get("resources", [])]
+    assert [each["metadata"]["name"] for each in with_pods if each["kind"] == "ClusterRole"] == [
+        NAME,
+        f"{NAME}-mount-pods",
+    ]
+    (rule,) = named("ClusterRole", f"{NAME}-mount-pods")["rules"]
+    assert (rule["apiGroups"], rule["verbs"]) == ([""], ["create", "delete"])
+    bound = [each for each in OBJECTS if each.get("roleRef", {}).get("name") == f"{NAME}-mount-pods"]
+    assert [(each["kind"], each["metadata"]["namespace"]) for each in bound] == [("RoleBinding", MOUNTS)]
+
+
+def test_the_namespace_of_mount_pods_is_that_of_the_code_and_closed() -> None:
+    assert options()["mount-namespace"] == MOUNTS == rendering.SHARED_NAMESPACE
+    (option,) = [each for each in cli.commands.commands["webhook"].params if each.name == "mount_namespace"]
+    assert option.default == MOUNTS
+    policy, quota = (the(kind, OBJECTS) for kind in ("NetworkPolicy", "ResourceQuota"))
+    assert policy["spec"] == {"podSelector": {}, "policyTypes": ["Ingress"]}
+    assert {each["metadata"]["namespace"] for each in (policy, quota)} == {MOUNTS}
+    priority = the("PriorityClass", OBJECTS)
+    assert priority["metadata"]["name"] == mount_pods.PRIORITY_CLASS
+    assert priority["preemptionPolicy"] == "PreemptLowerPriority"
+
+
+def test_a_pod_that_declines_a_sidecar_is_still_checked_for_what_it_shares() -> None:
+    conditions = {each["name"]: " ".join(each["expression"].split()) for each in WEBHOOKS["inject"]["matchConditions"]}
+    inline = re.search(r"\(has\(object\.spec\.volumes\).*?volume\.csi\.volumeAttributes\)\)", conditions["asks"])
+    assert inline
+    assert conditions["is-not-declined"].endswith(f"|| {inline[0]}")
 
 
 def test_only_those_who_ask_wait_for_it() -> None:
@@ -185,12 +231,13 @@ def test_the_chart_names_its_own_namespace_and_settings(helm: Path) -> None:
     settings = (
         *("--set=controller.replicas=3", "--set=imagePullSecrets[0].name=pull", "--set=imagePullPolicy=Always"),
         *("--set=images.controller.repository=registry/c", "--set=controller.resources.limits.memory=1Gi"),
+        "--set=controller.mountNamespace=mounts",
     )
     rendered = rendered_by_helm(helm, *ENABLED, *settings, release="name", namespace="elsewhere")
     for each in rendered.values():
         if each["kind"] != "CustomResourceDefinition":
             kubernetes_validate.validate(each, OLDEST, strict=True)
-        assert NAME not in str(each["metadata"].get("namespace"))
+        assert each["metadata"].get("namespace") not in (NAME, MOUNTS)
     spec = rendered[f"Deployment {NAME}"]["spec"]
     (container,) = containers(spec["template"])
     assert (spec["replicas"], container["imagePullPolicy"]) == (3, "Always")
@@ -198,8 +245,11 @@ def test_the_chart_names_its_own_namespace_and_settings(helm: Path) -> None:
     assert spec["template"]["spec"]["imagePullSecrets"] == [{"name": "pull"}]
     for webhook in rendered[f"MutatingWebhookConfiguration {NAME}"]["webhooks"]:
         assert webhook["clientConfig"]["service"]["namespace"] == "elsewhere"
-    for kind in ("ClusterRoleBinding", "RoleBinding"):
-        assert rendered[f"{kind} {NAME}"]["subjects"][0]["namespace"] == "elsewhere"
+    for name in (f"ClusterRoleBinding {NAME}", f"RoleBinding {NAME}", f"RoleBinding {NAME}-mount-pods"):
+        assert rendered[name]["subjects"][0]["namespace"] == "elsewhere"
+    assert rendered[f"RoleBinding {NAME}-mount-pods"]["metadata"]["namespace"] == "mounts"
+    assert "Namespace mounts" in rendered
+    assert "--mount-namespace=mounts" in container["args"]
 
 
 @pytest.mark.e2e
