@@ -28,7 +28,8 @@ html_use_index = False
 
 #: The pages by what their readers have come for. A page that is in none of these is below "More".
 CHAPTERS = {
-    "Install": ["install-systemd", "containers", "kubernetes", "where-it-runs", "releases", "templates", "migrating"],
+    "Install": ["install-systemd", "containers", "kubernetes", "where-it-runs", "releases", "migrating"],
+    "Volumes in Kubernetes": ["volumes", "templates"],
     "FUSE programs": ["fuse-programs", "programs", "compatibility"],
     "Operate": ["operations", "messages", "troubleshooting", "reliability", "performance"],
     "How it works": ["architecture", "security", "protocol"],

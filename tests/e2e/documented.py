@@ -102,6 +102,8 @@ NOT_EXECUTED = {
         "make deb",
     ): "tests/packaging builds in clean trees of both releases, and installs by apt-get",
     ("kubernetes.md", "podman load"): "executed from containers.md",
+    ("templates.md", "kubectl create rolebinding"): "tests/unit/documents/test_templates.py compares it with the "
+    "manifests; what is bound is tested in tests/unit/controller/test_mount_pod_keeper.py",
     (
         "programs.md",
         "fuse-starter -- sshfs",

@@ -14,6 +14,8 @@ from fusermount3_controller import (
     cli,
     cluster_cache,
     expressions,
+    mount_pod_steps,
+    mount_pods,
     pod_annotations,
     pod_rules,
     rendering,
@@ -110,7 +112,32 @@ def test_numbers_are_those_of_the_code() -> None:
 def test_the_page_says_what_does_not_exist() -> None:
     """Whoever adds a command that does more has to change the page."""
     assert set(cli.commands.commands) == {"render", "webhook"}
-    assert "nobody runs a pod for a shared volume" in PAGE
+    assert "nobody\nprovisions the volume of a claim" in PAGE
+
+
+def test_what_it_says_of_mount_pods_is_so() -> None:
+    text = " ".join(PAGE.split())
+    assert f"at the latest after {rendering.GRACE_OF_SHARED} seconds" in text
+    assert f"the old one has {mount_pod_steps.GRACE_OF_REPLACED} seconds to end" in text
+    assert f"its priority class is `{mount_pods.PRIORITY_CLASS}`" in text
+    assert (
+        f"{', '.join(f'`{phase}`' for phase in mount_pods.Phase)}."
+        in rows("metric")["`fusermount3_controller_mount_pods`"]
+    )
+    objects = list(yaml.safe_load_all((ROOT / "packaging/kubernetes/controller/mount-pods.yaml").read_text()))
+    (quota,) = [each["spec"]["hard"]["pods"] for each in objects if each["kind"] == "ResourceQuota"]
+    assert f"a ResourceQuota of {quota} pods" in text
+
+
+def test_the_right_to_make_pods_elsewhere_is_bound_as_the_manifests_do() -> None:
+    (command,) = [each.text for each in blocks() if each.page == "templates.md" and "rolebinding" in each.text]
+    objects = list(yaml.safe_load_all((ROOT / "packaging/kubernetes/controller/rbac.yaml").read_text()))
+    (bound,) = [each for each in objects if each["metadata"].get("namespace") == rendering.SHARED_NAMESPACE]
+    (subject,) = bound["subjects"]
+    words = shlex.split(command)
+    assert words[3] == bound["metadata"]["name"]
+    assert words[words.index("--clusterrole") + 1] == bound["roleRef"]["name"]
+    assert words[words.index("--serviceaccount") + 1] == f"{subject['namespace']}:{subject['name']}"
 
 
 def test_all_metrics_are_listed() -> None:
@@ -128,7 +155,7 @@ def test_what_it_says_of_the_controller_is_so() -> None:
     life, authority = serving_certificates.CERTIFICATE_LIFE.days, serving_certificates.AUTHORITY_LIFE.days
     assert f"after {life * 2 // 3} of its {life} days" in text and authority == 3650
     assert serving_certificates.SETTLE.total_seconds() == 3600
-    assert cluster_cache.RESYNC == 300
+    assert cluster_cache.RESYNC == 60
     configuration, _ = yaml.safe_load_all((ROOT / "packaging/kubernetes/controller/webhook.yaml").read_text())
     assert [each["timeoutSeconds"] for each in configuration["webhooks"]] == [5, 2]
     assert configuration["webhooks"][0]["name"] in text
