@@ -1,0 +1,201 @@
+"""Two controllers and a real control plane: mount pods pass admission, scheduler, quota and RBAC, and are one.
+
+The node has no driver, so no volume is published: mount pods and their users stay where kubelet waits for it. That they
+serve is for the tests on a node with the driver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from fusermount3_controller.mount_pods import ATTACHMENTS
+from tests.callers.build import NotReachable
+from tests.callers.conftest import not_run
+from tests.cluster import binaries, configuration
+from tests.cluster.node import ClusterNode
+from tests.kubernetes.objects import CONTROLLER, Object
+from tests.lab.pace import SLOWNESS
+from tests.unit.controller.samples import claim, claimed, shared, volume
+from tests.unit.controller.samples import pod as made_pod
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
+
+NAME, MOUNTS, TEAM = "fusermount3-controller", "fuse-mounts", "team"
+PROGRAM = "from fusermount3_controller.cli import main; main()"
+#: Seconds in which all that is promised happens, but for kubelet's part.
+PATIENCE = 60.0
+USERS = 5
+
+
+class Cluster:
+    """A node whose API server has the controller's objects, and two controllers with the rights of its account."""
+
+    def __init__(self, node: ClusterNode, directory: Path) -> None:
+        self.node = node
+        self.logs = [directory / f"controller-{number}" for number in range(2)]
+        self._kubeconfig = directory / "kubeconfig"
+
+    def kubectl(self, *words: str, input: str = "") -> str:  # noqa: A002
+        return self.node.kubectl(*words, input=input).stdout
+
+    def create(self, *manifests: Object) -> None:
+        self.kubectl("create", "--filename=-", input=yaml.safe_dump_all(manifests))
+
+    def items(self, *words: str) -> list[Object]:
+        items: list[Object] = json.loads(self.kubectl("get", *words, "--output=json"))["items"]
+        return items
+
+    def mount_pods(self) -> list[Object]:
+        return self.items("pods", f"--namespace={MOUNTS}")
+
+    def events(self, reason: str) -> list[Object]:
+        return [each for each in self.items("events", f"--namespace={TEAM}") if each["reason"] == reason]
+
+    def install(self) -> None:
+        """Make the objects of the controller. Nobody answers its webhooks, so what they would check is created before."""
+        self.kubectl("create", f"--filename={CONTROLLER}/volumetemplates.yaml")
+        definition = "crd/volumetemplates.fusermount3-proxy.dev"
+        self.kubectl("wait", "--for=condition=Established", definition, "--timeout=60s")
+        self.create(template("s3"), template("much", cpu="1000"))
+        self.kubectl("apply", "--kustomize", str(CONTROLLER))
+        self.kubectl("delete", "deployment", NAME, f"--namespace={NAME}")
+        self.kubectl("create", "namespace", TEAM)
+        token = self.kubectl("create", "token", NAME, f"--namespace={NAME}", "--duration=1h").strip()
+        administrator = self.node.root / configuration.DIRECTORY.relative_to("/") / configuration.ADMIN
+        kubeconfig = json.loads(administrator.read_text())
+        kubeconfig["users"][0]["user"] = {"token": token}
+        kubeconfig["contexts"][0]["context"]["namespace"] = NAME
+        self._kubeconfig.write_text(json.dumps(kubeconfig))
+
+    @contextlib.contextmanager
+    def controlled(self) -> Iterator[None]:
+        """Two controllers run in the block, on the network of the node."""
+        with contextlib.ExitStack() as stack:
+            for number, log in enumerate(self.logs):
+                ports = [f"--port={18443 + number}", f"--health-port={18080 + number}"]
+                program = [sys.executable, "-c", PROGRAM, "webhook", "--address=127.0.0.1", *ports]
+                command = self.node.administrator_command("env", f"KUBECONFIG={self._kubeconfig}", *program)
+                file = stack.enter_context(log.open("ab"))
+                process = subprocess.Popen(command, stdout=file, stderr=file)
+                stack.callback(process.wait, 30)
+                stack.callback(process.terminate)
+            yield
+
+    def wait_until(self, true: Callable[[], object]) -> None:
+        give_up = time.monotonic() + SLOWNESS * PATIENCE
+        while not true():
+            assert time.monotonic() < give_up, self.description()
+            time.sleep(0.2)
+
+    def description(self) -> str:
+        listed = self.kubectl("get", f"pods,events,{ATTACHMENTS}", "--all-namespaces")
+        return "\n".join([listed, *(log.read_text()[-4000:] for log in self.logs)])
+
+
+def template(name: str, cpu: str = "10m") -> Object:
+    manifest = shared(name, allowInline=False)
+    (container,) = manifest["spec"]["volumeStaging"]["podTemplate"]["spec"]["containers"]
+    container["resources"] = {"requests": {"cpu": cpu}}
+    return manifest
+
+
+def storage(name: str) -> list[Object]:
+    """Return a PersistentVolume of the template with this name, and a claim of it."""
+    of_claim: dict[str, Any] = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+    bound = volume(name, name)
+    bound["spec"] |= {**of_claim, "capacity": {"storage": "1Gi"}}
+    bound["spec"]["claimRef"] = {"namespace": TEAM, "name": name}
+    asks = claim(name, volumeName=name)
+    asks["spec"] |= {**of_claim, "resources": {"requests": {"storage": "1Gi"}}}
+    return [bound, asks]
+
+
+def user(name: str, claim_name: str) -> Object:
+    result = made_pod(claimed(claim=claim_name), terminationGracePeriodSeconds=1)
+    result["metadata"]["name"] = name
+    return result
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    try:
+        binaries.kubernetes()
+    except NotReachable as error:
+        not_run(str(error))
+    directory = tmp_path_factory.mktemp("mount-pods")
+    with ClusterNode(directory / "node") as node:
+        result = Cluster(node, directory)
+        result.install()
+        with result.controlled():
+            yield result
+
+
+def test_many_users_and_two_controllers_make_one_mount_pod_and_nothing_is_left_of_it(cluster: Cluster) -> None:
+    cluster.create(*storage("s3"), *(user(f"app-{number}", "s3") for number in range(USERS)))
+    cluster.wait_until(lambda: any(each["spec"].get("nodeName") for each in cluster.mount_pods()))
+    (made,) = cluster.mount_pods()
+    assert made["spec"]["nodeName"] == configuration.NAME
+    assert made["spec"]["priority"] == 1000000000
+    cluster.wait_until(lambda: cluster.items(ATTACHMENTS)[0].get("status", {}).get("workloadCount") == USERS)
+    (attachment,) = cluster.items(ATTACHMENTS)
+    assert attachment["status"]["mountPod"]["name"] == made["metadata"]["name"]
+    assert [each["name"] for each in attachment["status"]["workloads"]] == [f"app-{n}" for n in range(USERS)]
+    assert made["metadata"]["ownerReferences"][0]["uid"] == attachment["metadata"]["uid"]
+    assert cluster.events("MountPodCreated")
+    shown = cluster.kubectl("get", "mpa").splitlines()
+    columns = ["NODE", "VOLUME", "TEMPLATE", "FSGROUP", "POD", "PHASE", "WORKLOADS", "AGE"]
+    assert shown[0].split() == ["NAME", *columns]
+
+    # A drain would take it without --force, unlike the users, whom nobody would create again.
+    drained = cluster.node.kubectl(
+        *("drain", configuration.NAME, "--dry-run=server", "--delete-emptydir-data"), check=False
+    )
+    assert f"{TEAM}/app-0" in drained.stderr
+    assert made["metadata"]["name"] not in drained.stderr
+
+    # Whoever deletes it gets another one.
+    cluster.kubectl("delete", "pod", made["metadata"]["name"], f"--namespace={MOUNTS}", "--wait=false")
+    uid = made["metadata"]["uid"]
+    cluster.wait_until(lambda: [each for each in cluster.mount_pods() if each["metadata"]["uid"] != uid])
+
+    # And whoever deletes the attachment, too: Kubernetes takes the pod with it.
+    cluster.kubectl("delete", ATTACHMENTS, attachment["metadata"]["name"])
+    uid = attachment["metadata"]["uid"]
+    cluster.wait_until(lambda: [each for each in cluster.items(ATTACHMENTS) if each["metadata"]["uid"] != uid])
+    (attachment,) = cluster.items(ATTACHMENTS)
+    uid = attachment["metadata"]["uid"]
+    cluster.wait_until(
+        lambda: [each["metadata"]["ownerReferences"][0]["uid"] for each in cluster.mount_pods()] == [uid]
+    )
+
+    cluster.kubectl("delete", "pods", "--all", f"--namespace={TEAM}", "--wait=false")
+    cluster.wait_until(lambda: not cluster.mount_pods() and not cluster.items(ATTACHMENTS))
+
+
+def test_who_waits_for_a_mount_pod_without_room_has_an_event_that_says_so(cluster: Cluster) -> None:
+    cluster.create(*storage("much"), user("waits", "much"))
+    cluster.wait_until(lambda: cluster.events("MountPodFailed"))
+    (event,) = cluster.events("MountPodFailed")
+    assert event["involvedObject"]["name"] == "waits"
+    assert event["message"].startswith(f"mount pod {MOUNTS}/mp-")
+    assert "Insufficient cpu" in event["message"]
+    cluster.kubectl("delete", "pod", "waits", f"--namespace={TEAM}", "--wait=false")
+    cluster.wait_until(lambda: not cluster.mount_pods() and not cluster.items(ATTACHMENTS))
+
+
+def test_the_controllers_were_refused_nothing(cluster: Cluster) -> None:
+    for log in cluster.logs:
+        assert "orbidden" not in log.read_text()
+        assert "Traceback" not in log.read_text()
