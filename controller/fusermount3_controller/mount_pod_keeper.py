@@ -11,6 +11,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, NoReturn
 
 from lightkube import ApiError, AsyncClient
@@ -32,13 +33,13 @@ from fusermount3_controller.mount_pod_steps import (
     steps,
 )
 from fusermount3_controller.mount_pods import Existing, Phase, User, moment
-from fusermount3_controller.served_volumes import Kind, Known, Reference
+from fusermount3_controller.served_volumes import Kind, Known, Manifest, Reference
 from fusermount3_controller.wanted_mount_pods import Wanted, may_use, wanted
 
 #: Seconds between looks while nothing is heard: some steps wait for a time to come.
 INTERVAL = 10.0
 #: Seconds after a look in which what is heard is collected.
-_COLLECTING = 0.1
+_COLLECTING = 0.3
 #: Seconds until the next try, if the API server can't be asked.
 _PAUSE = 2.0
 _NOT_FOUND, _CONFLICT = 404, 409
@@ -86,21 +87,23 @@ class MountPodKeeper:
         if not self._cache.is_full():
             return
         begin = time.monotonic()
-        known = await self._cache.looked_up(self._missing)
-        pods = self._cache.objects(Kind.POD)
-        existing = [each for each in map(mount_pods.existing, pods) if each]
-        want = wanted(pods, known)
+        pods, attachments = self._cache.objects(Kind.POD), self._cache.objects(Kind.ATTACHMENT)
+        known = await self._known(pods)
+        # Not here: with many pods it takes long enough to be noticed by those that ask the webhook.
+        want, existing, todo = await asyncio.to_thread(_decided, pods, known, attachments, now, self._namespace)
         self._measure(want, existing)
-        for step in steps(want, existing, self._cache.objects(Kind.ATTACHMENT), now, self._namespace):
+        for step in todo:
             try:
                 await self._do(step, now)
             except ApiError as error:
                 _log.warning("%s", visible(f"{type(step).__name__}: the API server refuses: {error}"))
         self._metrics.show_look(time.monotonic() - begin)
 
-    def _missing(self, known: Known) -> set[Reference]:
-        pods = self._cache.objects(Kind.POD)
-        return set().union(*(served_volumes.missing(pod, known) for pod in pods if may_use(pod)))
+    async def _known(self, pods: list[Manifest]) -> Known:
+        """Return what is known, with all that the pods' volumes refer to, as far as it exists."""
+        known = self._cache.known()
+        incomplete = await asyncio.to_thread(_incomplete, pods, known)
+        return await self._cache.looked_up(partial(_missing, incomplete)) if incomplete else known
 
     def _measure(self, want: Wanted, existing: Iterable[Existing]) -> None:
         templates = {mount.name: mount.shared.template.name for mount in want.mounts.values()}
@@ -181,6 +184,26 @@ class MountPodKeeper:
             except ApiError as error:
                 if error.status.code != _CONFLICT:
                     _log.warning("%s", visible(f"can't write an event: {error}"))
+
+
+def _incomplete(pods: list[Manifest], known: Known) -> list[Manifest]:
+    return [pod for pod in pods if may_use(pod) and served_volumes.missing(pod, known)]
+
+
+def _missing(pods: list[Manifest], known: Known) -> set[Reference]:
+    return set().union(*(served_volumes.missing(pod, known) for pod in pods))
+
+
+def _decided(
+    pods: list[Manifest],
+    known: Known,
+    attachments: list[Manifest],
+    now: datetime.datetime,
+    namespace: str,
+) -> tuple[Wanted, list[Existing], list[Step]]:
+    existing = [each for each in map(mount_pods.existing, pods) if each]
+    want = wanted(pods, known)
+    return want, existing, steps(want, existing, attachments, now, namespace)
 
 
 @contextlib.contextmanager

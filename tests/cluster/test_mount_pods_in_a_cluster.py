@@ -64,7 +64,7 @@ class Cluster:
         return [each for each in self.items("events", f"--namespace={TEAM}") if each["reason"] == reason]
 
     def install(self) -> None:
-        """Make the objects of the controller. Nobody answers its webhooks, so what they would check is created before."""
+        """Make the objects of the controller; as nobody answers its webhooks, templates are created before them."""
         self.kubectl("create", f"--filename={CONTROLLER}/volumetemplates.yaml")
         definition = "crd/volumetemplates.fusermount3-proxy.dev"
         self.kubectl("wait", "--for=condition=Established", definition, "--timeout=60s")

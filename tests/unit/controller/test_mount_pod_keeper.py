@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fusermount3_controller import kept_pods, mount_pods
+from fusermount3_controller import kept_pods, mount_pod_keeper, mount_pods
 from fusermount3_controller.cluster_cache import ClusterCache
 from fusermount3_controller.controller_metrics import Metrics
 from fusermount3_controller.mount_pod_keeper import MountPodKeeper
@@ -164,6 +165,27 @@ def test_who_waits_for_what_the_api_server_refuses_is_told_why() -> None:
             await until(lambda: cluster.named(MOUNTS) == [f"{NAME}-0"])
 
     asyncio.run(run())
+
+
+def test_what_takes_long_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ten thousand pods, it takes a tenth of a second, and the webhook answers in the same process."""
+    threads = set()
+
+    def decided(*arguments: Any) -> Any:
+        threads.add(threading.get_ident())
+        return real(*arguments)
+
+    real = mount_pod_keeper._decided
+    monkeypatch.setattr(mount_pod_keeper, "_decided", decided)
+
+    async def run() -> None:
+        cluster = Cluster()
+        await cluster.fill()
+        async with cluster.kept():
+            await until(lambda: cluster.named(MOUNTS))
+
+    asyncio.run(run())
+    assert threads and threading.get_ident() not in threads
 
 
 def test_an_api_server_that_fails_is_asked_again() -> None:
