@@ -18,8 +18,8 @@ ATTACHMENT, ATTACHMENTS = "MountPodAttachment", "mountpodattachments"
 SHARE_ATTRIBUTE = "share"
 #: In packaging/kubernetes/controller: above all that could be evicted for what other pods need to start.
 PRIORITY_CLASS = "fuse-mounts"
-#: Attributes of the driver that mean the same in the mount pod; its options are joined from two places.
-_PASSED_ON, _OPTIONS = ("allowOther", "mountTiming", "oldClients"), "mountOptions"
+#: Of the driver's attributes, the one that means something for a filesystem that others use.
+_OPTIONS = "mountOptions"
 #: Ends when no pod uses the volume any more: until then, kubelet does not tell the program to end.
 _WAIT = {"exec": {"command": ["fusermount3-proxy", "--wait-unused"]}}
 #: Hexadecimal digits of a name: users choose parameters, and must not find those of somebody else's name.
@@ -104,9 +104,7 @@ def shown(shared: Shared, namespace: str = SHARED_NAMESPACE) -> Manifest:
     (container,) = spec["containers"]
     container["lifecycle"] = {"preStop": _WAIT, **(container.get("lifecycle") or {})}
     attributes = spec["volumes"][-1]["csi"]["volumeAttributes"]
-    given = shared.source.attributes
-    attributes |= {name: given[name] for name in _PASSED_ON if name in given}
-    options = [each for each in (*shared.source.mount_options, given.get(_OPTIONS, "")) if each]
+    options = [each for each in (*shared.source.mount_options, shared.source.attributes.get(_OPTIONS, "")) if each]
     if options:
         attributes[_OPTIONS] = ",".join(options)
     attributes[SHARE_ATTRIBUTE] = shared.key

@@ -222,7 +222,7 @@ def test_its_owner_is_its_attachment_so_that_drain_takes_it() -> None:
 
 
 def test_its_volume_offers_what_users_look_for() -> None:
-    manifest = volume(mountOptions="c", allowOther="true", fdPassingSocketName="x.sock")
+    manifest = volume(mountOptions="c", allowOther="false", oldClients="true", fdPassingSocketName="x.sock")
     manifest["spec"]["mountOptions"] = ["a", "b=1"]
     mount = mount_of([user()], known()._replace(volumes={"photos": manifest}))
     made = mount_pods.manifest(mount, 0, "uid")
@@ -231,7 +231,6 @@ def test_its_volume_offers_what_users_look_for() -> None:
         "driver": "csi.fusermount3-proxy.dev",
         "volumeAttributes": {
             "fdPassingEmptyDirName": "fuse-fd-passing",
-            "allowOther": "true",
             "mountOptions": "a,b=1,c",
             "share": mount.shared.key,
         },
