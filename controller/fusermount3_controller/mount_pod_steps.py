@@ -177,10 +177,15 @@ def _created(mount: MountPod, current: _Attachment, now: datetime.datetime) -> I
     for pod in current.failed:
         yield from (Report(user, pod) for user in mount.users)
     last = max((moment(each.created) for each in current.failed), default=moment(""))
-    is_needed = any(not user.is_leaving for user in mount.users)
-    if is_needed and now >= last + datetime.timedelta(seconds=PAUSE):
+    if _is_needed(mount, current) and now >= last + datetime.timedelta(seconds=PAUSE):
         taken = {each.number for each in current.pods}
         yield CreatePod(mount, next(number for number in range(len(taken) + 1) if number not in taken))
+
+
+def _is_needed(mount: MountPod, current: _Attachment) -> bool:
+    """Return whether somebody needs another pod: one that ends waits for its users, as when a node is drained."""
+    waits = any(each.phase is Phase.ENDING for each in current.pods)
+    return any(not (user.is_leaving or (user.is_ending and waits)) for user in mount.users)
 
 
 def _surplus(attachment: _Attachment) -> Iterator[Step]:

@@ -34,7 +34,7 @@ _LONGEST_TEXT = 500
 class User(NamedTuple):
     """A pod that uses a shared volume: `since` it is on its node, RFC 3339; `is_new` until its containers have begun.
 
-    `is_leaving`: it ends before they have, so nothing has to be created for it.
+    `is_ending`: it was told to end.
     """
 
     namespace: str
@@ -42,7 +42,12 @@ class User(NamedTuple):
     uid: str
     since: str
     is_new: bool = False
-    is_leaving: bool = False
+    is_ending: bool = False
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it ends before its containers have begun, so nothing has to be created for it."""
+        return self.is_new and self.is_ending
 
 
 class MountPod(NamedTuple):

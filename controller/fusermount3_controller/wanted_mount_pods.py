@@ -61,5 +61,5 @@ def _user(pod: Manifest) -> User:
         uid=metadata.get("uid", ""),
         since=since or "",
         is_new=is_new,
-        is_leaving=is_new and bool(metadata.get("deletionTimestamp")),
+        is_ending=bool(metadata.get("deletionTimestamp")),
     )

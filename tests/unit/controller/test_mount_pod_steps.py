@@ -98,6 +98,14 @@ def test_who_leaves_before_its_containers_have_begun_needs_nothing() -> None:
     assert told([ending(user())], known(), has=[attachment()]) == ["create 0"]
 
 
+def test_a_node_that_is_drained_gets_no_other_pod() -> None:
+    """All pods are told to end at once, and the mount pod waits for its users."""
+    waits, has = ending(serving(ONE)), [attachment()]
+    assert told([ending(user())], known(), waits, has=has) == []
+    assert told([ending(user()), user("stays")], known(), waits, has=has) == ["create 1"]
+    assert told([ending(user())], known(), has=has) == ["create 0"]
+
+
 def test_a_pod_that_has_failed_is_replaced_and_deleted_only_then() -> None:
     gone = failed(ONE, 0, created=-60)
     assert told([user()], known(), gone, has=[attachment()]) == ["report 0", "create 1"]

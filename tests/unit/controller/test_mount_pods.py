@@ -108,7 +108,8 @@ def test_who_is_on_a_node_and_not_finished_counts(change: dict[str, Any], counts
 
 def test_who_is_about_to_end_still_counts() -> None:
     (mount,) = wanted([ending(user())], known()).mounts.values()
-    assert mount.users == (User("team", "app", "uid of app", at(0)),)
+    assert mount.users == (User("team", "app", "uid of app", at(0), is_ending=True),)
+    assert not mount.users[0].is_leaving
     (mount,) = wanted([ending(user(phase="Pending"))], known()).mounts.values()
     assert mount.users[0].is_new and mount.users[0].is_leaving
 
