@@ -16,6 +16,7 @@ import pytest
 from fusermount3_broker.messages import mounter
 from tests.e2e.hostile import in_private_namespace
 from tests.e2e.owned_front import PATIENCE
+from tests.e2e.test_locked_flags import is_locked
 from tests.e2e.volumes import Program, a_volume, mount_fusectl, publish, serve, stat
 
 if TYPE_CHECKING:
@@ -99,6 +100,17 @@ def test_all_have_one_filesystem_and_each_its_own_rights(tmp_path: Path) -> None
         assert one.types() == ["tmpfs", "fuse"]
         give_back(front, two)
         assert one.file.read_bytes() == source.file.read_bytes() == b"hello"
+        program.kill()
+
+    with_borrowers(tmp_path, body)
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_nobody_can_clear_nosuid_and_nodev(read_only: bool, tmp_path: Path) -> None:
+    def body(front: OwnedFront, source: Volume, one: Volume, _: Volume) -> None:
+        program = serve(front, source)
+        borrow(front, start_borrow(source, one, read_only=read_only))
+        assert is_locked(one.target)
         program.kill()
 
     with_borrowers(tmp_path, body)

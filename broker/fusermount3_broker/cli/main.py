@@ -211,7 +211,8 @@ def _print_status(answer: dict[str, Any]) -> None:
     _say(f"up             {formatting.duration(answer['uptime_seconds'])}")
     _say(f"mounts         {', '.join(f'{count} {state}' for state, count in answer['mount_states'].items())}")
     if "plugin" in answer:
-        _say(f"volumes        {answer['volumes']} published")
+        borrowers = answer.get("borrowers")
+        _say(f"volumes        {answer['volumes']} published{f', {borrowers} by mount pods' if borrowers else ''}")
     for whose, addresses in answer.get("sockets", {}).items():
         for address in addresses:
             _say(f"socket         {address}, for {whose}")

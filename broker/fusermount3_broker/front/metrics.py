@@ -101,6 +101,9 @@ class _Collector(Collector):
         yield _counter("table_write_failures", "Failed attempts to write to a table on disk.", "table", failures)
         volumes = "Volumes that kubelet has had published."
         yield GaugeMetricFamily(f"{PREFIX}volumes", volumes, value=len(self._front.volumes or ()))
+        borrowers = "Those of them that have the filesystem of a mount pod."
+        number = sum(volume.is_borrower for volume in self._front.volumes or ())
+        yield GaugeMetricFamily(f"{PREFIX}borrowed_volumes", borrowers, value=number)
         yield from self._processes()
 
     def _requests(self) -> Metric:

@@ -10,7 +10,7 @@ import os
 
 from fusermount3_broker.kernel import syscalls
 from fusermount3_broker.messages import mounter
-from fusermount3_broker.mounter import fuse_connections, invariants, mount_tree, volume_consumers
+from fusermount3_broker.mounter import fuse_connections, invariants, locked_flags, mount_tree, volume_consumers
 from fusermount3_broker.mounter.front_connection import Conversation, HungUp, StepError
 from fusermount3_broker.mounter.kept_descriptors import Descriptors
 from fusermount3_broker.mounter.volume_targets import Attached, Target
@@ -25,6 +25,7 @@ def borrow(opened: Descriptors, talk: Conversation, start: mounter.StartBorrow) 
         copy = source.clone(talk.seconds, start.device)
         if not fuse_connections.is_connection(opened.fusectl, start.device, start.connection):
             raise FileNotFoundError(errno.ENOENT, "another filesystem has that number")
+        locked_flags.check_locked(copy)
         attributes = syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV
         if start.read_only:
             attributes |= syscalls.MOUNT_ATTR_RDONLY

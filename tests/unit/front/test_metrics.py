@@ -107,7 +107,9 @@ def test_volumes_and_restarts_of_the_plugin_are_counted(served: FrontWithoutMoun
     served.front.volumes = Volumes(tmp_path / "volumes")
     served.front.volumes.add(VOLUME)
     served.front.plugin = PluginStarted(1, restarts=2)
-    assert values(served, "fusermount3_broker_volumes") == {(): 1}
+    served.front.volumes.add(replace(VOLUME, target=b"borrower").as_borrower())
+    assert values(served, "fusermount3_broker_volumes") == {(): 2}
+    assert values(served, "fusermount3_broker_borrowed_volumes") == {(): 1}
     assert values(served, "fusermount3_broker_plugin_restarts_total") == {(): 2}
     served.front.volumes.close()
 
