@@ -20,6 +20,7 @@ or one of these, each with a -h of its own:
  run [--] COMMAND ARGS...
  fuse-starter [-o opt[,opt...]] [--timeout S] [--] PROGRAM ARGS... {} ...
  --wait-mounted PATH [--timeout S]
+ --wait-unused [--timeout S]
 """
 
 
@@ -35,6 +36,10 @@ def choose(name: bytes, arguments: list[bytes]) -> "tuple[Program, list[bytes], 
         from fusermount3_proxy import preparation
 
         return preparation.main, after, FAILED
+    if word == b"--wait-unused":
+        from fusermount3_proxy import retirement
+
+        return retirement.main, after, 1
     if word.partition(b"=")[0] in (b"--wait-mounted", b"--timeout"):
         from fusermount3_proxy import probe
 

@@ -229,10 +229,21 @@ class CommitRequest(_WordRequest):
     __slots__ = ()
 
 
-Request = MountRequest | VolumeRequest | UnmountRequest | ProceedRequest | CommitRequest
+class UnusedRequest(_WordRequest):
+    """Report whether other pods use the filesystem of the volume to which this socket belongs: the reply has EBUSY if
+    some do. It changes nothing.
+    """
+
+    OPERATION = "unused"
+    __slots__ = ()
+    #: As in a `MountRequest`.
+    mountpoint = b""
+
+
+Request = MountRequest | VolumeRequest | UnmountRequest | ProceedRequest | CommitRequest | UnusedRequest
 _REQUESTS: "dict[bytes, type[Request]]" = {
     kind.OPERATION.encode(): kind
-    for kind in (MountRequest, VolumeRequest, UnmountRequest, ProceedRequest, CommitRequest)
+    for kind in (MountRequest, VolumeRequest, UnmountRequest, ProceedRequest, CommitRequest, UnusedRequest)
 }
 
 

@@ -156,6 +156,16 @@ class Borrowing:
                 return source, mount
         return None
 
+    def users(self, source: Volume) -> int:
+        """Return how many borrowers have a filesystem of the source, or may have one: a new front learns it soon."""
+        unknown = 0
+        own = {mount.connection for mount in self._front.registry.mounts_of(source.target)} | {unknown}
+        borrowers = self._volumes.borrowers(source.share) if source.share else []
+        return sum(
+            self._volumes.is_taken(each.target) and self._front.borrowed.get(each.target, unknown) in own
+            for each in borrowers
+        )
+
     # Borrowers -------------------------------------------------------------------------------------------------
 
     async def publish(self, volume: Volume, publish_here: PublishHere) -> str:

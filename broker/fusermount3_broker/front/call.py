@@ -58,6 +58,7 @@ from fusermount3_proxy.wire import (
     ProtocolError,
     Reply,
     UnmountRequest,
+    UnusedRequest,
     VolumeRequest,
 )
 
@@ -77,6 +78,9 @@ class Call(CallerConnection):
         self._known |= {"caller_uid": peer.uid, "caller_gid": peer.gid, "caller_pid": peer.pid}
         self._known["caller_container"] = peer.container
         request = await self._read_request()
+        if isinstance(request, UnusedRequest):
+            self._answer_unused()
+            return
         self._name = request.OPERATION
         self._known["mountpoint"] = request.mountpoint
         if isinstance(request, UnmountRequest):
@@ -85,7 +89,11 @@ class Call(CallerConnection):
             self._known["options"] = request.options
             await self._mount(peer, account, request)
 
-    async def _read_request(self) -> MountRequest | VolumeRequest | UnmountRequest:
+    def _answer_unused(self) -> None:
+        """Answer whether the volume is unused. Raises Refusal."""
+        raise Refusal(EOPNOTSUPP, b"this is not the socket of a volume")
+
+    async def _read_request(self) -> MountRequest | VolumeRequest | UnmountRequest | UnusedRequest:
         """Return the request. It stays in the socket, for the mounter's child to take with its descriptors."""
         try:
             async with asyncio.timeout(self._front.configuration.deadlines.request):
@@ -93,7 +101,7 @@ class Call(CallerConnection):
         except TimeoutError:
             raise Refusal(ETIMEDOUT, b"no request came in time") from None
         request = wire.decode_request(data)
-        if not isinstance(request, MountRequest | VolumeRequest | UnmountRequest):
+        if not isinstance(request, MountRequest | VolumeRequest | UnmountRequest | UnusedRequest):
             raise ProtocolError(EBADMSG, f"'{request.OPERATION}' before a mount")
         return request
 

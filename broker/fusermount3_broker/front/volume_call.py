@@ -11,6 +11,7 @@ import os
 import socket
 import time
 from dataclasses import replace
+from errno import EBUSY
 
 from fusermount3_broker.front.call import Call
 from fusermount3_broker.front.context import Front
@@ -26,7 +27,7 @@ from fusermount3_broker.messages.mounter import Made, MountFacts, MountPlan, Sta
 from fusermount3_broker.service import log
 from fusermount3_broker.service.channel import Channel, HungUp
 from fusermount3_broker.service.configuration import FILESYSTEMS
-from fusermount3_proxy.wire import MountRequest, Reply, UnmountRequest, VolumeRequest
+from fusermount3_proxy.wire import MountRequest, Reply, UnmountRequest, UnusedRequest, VolumeRequest
 
 
 class VolumeCall(Call):
@@ -44,9 +45,15 @@ class VolumeCall(Call):
         #: The mount that has been made.
         self._mounted: Mount | None = None
 
-    async def _read_request(self) -> MountRequest | VolumeRequest | UnmountRequest:
+    async def _read_request(self) -> MountRequest | VolumeRequest | UnmountRequest | UnusedRequest:
         self._check_caller()
         return await super()._read_request()
+
+    def _answer_unused(self) -> None:
+        """Answer whether other pods have the filesystem of this volume. It is asked again and again, so not logged."""
+        users = self._publications.borrowing.users(self._volume)
+        text = b"%d volumes of other pods use the filesystem" % users if users else b""
+        self._send(Reply(self.id.encode(), EBUSY if users else 0, text))
 
     def _check_caller(self) -> None:
         """Raise Refusal unless the caller is in the volume's pod."""

@@ -30,6 +30,7 @@ from tests.lab.manifests import CsiVolume
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from subprocess import CompletedProcess
 
     from tests.e2e.csi.conftest import RunCluster
     from tests.lab.cluster import Cluster
@@ -193,6 +194,28 @@ def test_a_pod_goes_while_the_program_hangs_and_the_others_read_on(kubelet: Kube
             os.kill(serving["starter"].pid, signal.SIGCONT)
             assert reading.result() == "hello\n"
         assert device(stays) == before
+
+
+def test_a_mount_pod_can_wait_until_it_is_not_used_any_more(kubelet: Kubelet) -> None:
+    with kubelet.pod(mount_pod()) as serving:
+
+        def wait(seconds: int) -> CompletedProcess[str]:
+            command = ["fusermount3-proxy", "--wait-unused", "--timeout", f"{seconds}"]
+            return serving["starter"].exec(command, check=False)
+
+        wait_for_volume(serving, "starter", OWN_MOUNTPOINT)
+        assert wait(0).returncode == 0
+        with kubelet.pod(workload()) as running, ThreadPoolExecutor() as beside:
+            said = wait(0)
+            assert (said.returncode, said.stderr) == (
+                1,
+                "fusermount3-proxy: 1 volumes of other pods use the filesystem, waited 0 seconds\n",
+            )
+            waiting = beside.submit(wait, 60)
+            time.sleep(1)
+            assert not waiting.done()
+            running.tear_down()
+            assert waiting.result().returncode == 0
 
 
 def test_what_anybody_else_offers_is_not_used(kubelet: Kubelet) -> None:

@@ -374,6 +374,29 @@ def test_who_waits_when_it_is_unpublished_gets_nothing(run: Run, monkeypatch: py
     run(test)
 
 
+def test_a_mount_pod_is_unused_when_nobody_has_its_filesystem_any_more(run: Run) -> None:
+    async def test(scene: LendingScene) -> None:
+        users = scene.publications.borrowing.users
+        await scene.publications.publish(SOURCE)
+        await scene.publications.publish(NEWER)
+        assert users(SOURCE) == 0
+        scene.mount(SOURCE, 5)
+        for each in (APP, OTHER):
+            await scene.publications.publish(each)
+        assert (users(SOURCE), users(NEWER)) == (2, 0)
+        has, scene.front.borrowed = scene.front.borrowed, {}
+        assert users(SOURCE) == 2, "a front that has just started does not know it yet"
+        scene.front.borrowed = has
+        await scene.publications.unpublish(APP.target)
+        assert users(SOURCE) == 1
+        scene.mount(NEWER, 6)
+        await scene.publications.publish(APP)
+        assert (users(SOURCE), users(NEWER)) == (1, 1)
+        assert users(volume_of("without", namespace=TRUSTED)) == 0
+
+    run(test)
+
+
 def test_a_later_front_knows_who_has_what(run: Run) -> None:
     async def test(scene: LendingScene) -> None:
         await scene.publications.publish(SOURCE)

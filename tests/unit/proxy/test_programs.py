@@ -29,7 +29,9 @@ def test_each_name_tells_how_it_is_called(
     else:
         assert status == 1  # as with fusermount3
         assert told.out.startswith(f"{name}: [options] mountpoint\n")
-        assert all(word in told.out for word in ("\n run ", "\n fuse-starter ", "\n --wait-mounted "))
+        assert all(
+            word in told.out for word in ("\n run ", "\n fuse-starter ", "\n --wait-mounted ", "\n --wait-unused ")
+        )
 
 
 @pytest.mark.parametrize("name", ["fusermount3", "fusermount", "/usr/bin/fusermount3", "fuse-starter2", "run", ""])
