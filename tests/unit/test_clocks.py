@@ -1,7 +1,8 @@
 """A jump of the machine's clock changes nothing but what is shown: who looks at the time of day, and what for.
 
-All that waits is measured with the monotonic clock, which nobody sets. Only the controller's certificates have to do
-with the time of day, as the API server compares them with its own.
+All that waits is measured with the monotonic clock, which nobody sets. Only the controller has to do with the time of
+day: the API server compares certificates with its own, and dates what the controller looks at. If its clock jumps, it
+may end a mount pod too early or too late that nobody uses.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ IN_C = re.compile(r"\b(time|gettimeofday|timespec_get|CLOCK_REALTIME\w*)\b *[(,]
 
 ALLOWED = {
     "controller/fusermount3_controller/certificate_keeper.py": "renews certificates, which expire at a time of day",
+    "controller/fusermount3_controller/mount_pod_keeper.py": "compares what the API server has dated",
     "fusermount3_broker/cli/mounts_table.py": "shows how old a mount is",
     "fusermount3_broker/front/call.py": "notes when a mount was made, to be shown",
     "fusermount3_broker/front/published_volumes.py": "the same",
@@ -53,7 +55,7 @@ def asks_the_time_of_day(module: Path) -> bool:
     return bool((imported | used) & TIME_OF_DAY) or ("datetime" in names and bool(attributes & OF_DATETIME))
 
 
-def test_only_what_is_shown_and_certificates_depend_on_the_time_of_day() -> None:
+def test_only_what_is_shown_and_what_the_api_server_compares_depend_on_the_time_of_day() -> None:
     found = {str(path.relative_to(ROOT)).removeprefix("broker/") for path in MODULES if asks_the_time_of_day(path)}
     assert found == ALLOWED.keys()
 
