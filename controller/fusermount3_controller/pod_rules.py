@@ -18,6 +18,8 @@ from fusermount3_controller.faults import Fault, quoted, unknown
 CONTAINER = "fuse"
 #: Where the program mounts, an emptyDir; and the directory of the driver's socket.
 MOUNTPOINT = "/mnt"
+#: Where a mount pod has the volume itself: kubelet sets up only what a container has.
+OWN_VOLUME = "/fuse-volume"
 MOUNTPOINT_VOLUME = "mountpoint"
 SOCKET_DIRECTORY = "/run/fusermount3-proxy"
 SOCKET_VARIABLE = "FUSERMOUNT3PROXY_FDPASSING_SOCKPATH"
@@ -226,8 +228,9 @@ def _mount_faults(container: Mapping[str, Any], field: str, volumes: set[str]) -
         path = mount.get("mountPath")
         if not isinstance(path, str) or not path.startswith("/") or expressions.has_any(path):
             yield Fault(f"{where}.mountPath", "must be an absolute path, written out")
-        elif _is_within(path, MOUNTPOINT) or _is_within(path, SOCKET_DIRECTORY):
-            yield Fault(f"{where}.mountPath", f"{MOUNTPOINT} and {SOCKET_DIRECTORY} have volumes of the controller")
+        elif any(_is_within(path, own) for own in (MOUNTPOINT, OWN_VOLUME, SOCKET_DIRECTORY)):
+            why = f"{MOUNTPOINT}, {OWN_VOLUME} and {SOCKET_DIRECTORY} have volumes of the controller"
+            yield Fault(f"{where}.mountPath", why)
         if "mountPropagation" in mount:
             yield Fault(f"{where}.mountPropagation", "the program mounts through the broker, which needs none")
 

@@ -96,6 +96,8 @@ def mount_pod(use: Use) -> Manifest:
     }
     rest = {name: value for name, value in spec.items() if name not in ("containers", "securityContext", "volumes")}
     own: Manifest = {"driver": DRIVER, "volumeAttributes": {"fdPassingEmptyDirName": use.directory}}
+    place = {"name": use.volume, "mountPath": pod_rules.OWN_VOLUME, "readOnly": True}
+    container = {**program.container, "volumeMounts": [*program.container["volumeMounts"], place]}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -111,7 +113,7 @@ def mount_pod(use: Use) -> Manifest:
             **rest,
             "terminationGracePeriodSeconds": program.grace,
             "securityContext": context,
-            "containers": [program.container],
+            "containers": [container],
             "volumes": [*program.volumes, {"name": use.volume, "csi": own}],
         },
     }

@@ -71,7 +71,10 @@ def test_a_shared_volume_is_shown_as_its_pod_after_the_pod_that_stays_as_it_is()
     assert (spec["serviceAccountName"], spec["automountServiceAccountToken"]) == ("s3", True)
     assert spec["securityContext"]["fsGroup"] == 2000
     assert spec["terminationGracePeriodSeconds"] == 600
-    assert [each["name"] for each in spec["containers"]] == ["fuse"]
+    (container,) = spec["containers"]
+    assert container["name"] == "fuse"
+    used = {each["name"] for each in container["volumeMounts"]}
+    assert used == {each["name"] for each in spec["volumes"]}, "kubelet sets up only what a container has"
 
 
 def test_a_shared_volume_is_not_for_a_user_namespace() -> None:

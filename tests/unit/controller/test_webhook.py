@@ -164,9 +164,10 @@ def test_the_process_answers_by_https_and_after_sigterm_the_requests_in_flight(t
             )
             try:
                 async with ClientSession() as session, asyncio.timeout(30):
-                    while not await _is_ready(session, health_port):
+                    # It may be ready to answer before the API server has been told whom to trust.
+                    while not (await _is_ready(session, health_port) and _bundle(api, path)):
                         await asyncio.sleep(0.05)
-                bundle = api.objects[path]["webhooks"][0]["clientConfig"]["caBundle"]
+                bundle = _bundle(api, path)
                 context = ssl.create_default_context(cadata=base64.b64decode(bundle).decode())
                 host = f"fusermount3-controller.{NAMESPACE}.svc"
                 url = f"https://127.0.0.1:{port}/inject?timeout=9s"
@@ -191,6 +192,10 @@ def test_the_process_answers_by_https_and_after_sigterm_the_requests_in_flight(t
             assert "Traceback" not in said.decode(), said.decode()
 
     asyncio.run(run())
+
+
+def _bundle(api: ApiServer, path: str) -> str:
+    return str(api.objects[path]["webhooks"][0]["clientConfig"].get("caBundle", ""))
 
 
 async def _is_ready(session: ClientSession, port: int) -> bool:
