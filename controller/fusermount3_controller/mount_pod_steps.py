@@ -142,6 +142,7 @@ def _served(
                 yield from _outdated(mount, attachment, current.served)
     else:
         for attachment in older:
+            yield from (DeletePod(each) for each in attachment.failed)
             yield from _surplus(attachment)
     taken: set[str] = set()
     for attachment in older:

@@ -158,6 +158,11 @@ def test_many_users_and_two_controllers_make_one_mount_pod_and_nothing_is_left_o
     columns = ["NODE", "VOLUME", "TEMPLATE", "FSGROUP", "POD", "PHASE", "WORKLOADS", "AGE"]
     assert shown[0].split() == ["NAME", *columns]
 
+    # It stays what it is about.
+    words = ["patch", ATTACHMENTS, attachment["metadata"]["name"], "--type=merge"]
+    refused = cluster.node.kubectl(*words, '--patch={"spec": {"nodeName": "other"}}', check=False)
+    assert "another volume has another MountPodAttachment" in refused.stderr
+
     # A drain would take it without --force, unlike the users, whom nobody would create again.
     drained = cluster.node.kubectl(
         *("drain", configuration.NAME, "--dry-run=server", "--delete-emptydir-data"), check=False
@@ -193,6 +198,27 @@ def test_who_waits_for_a_mount_pod_without_room_has_an_event_that_says_so(cluste
     assert "Insufficient cpu" in event["message"]
     cluster.kubectl("delete", "pod", "waits", f"--namespace={TEAM}", "--wait=false")
     cluster.wait_until(lambda: not cluster.mount_pods() and not cluster.items(ATTACHMENTS))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"placement": "Sidecar"}, "have no effect with placement Sidecar"),
+        ({"identity": "Pod"}, "spec.identity: Unsupported value"),
+        ({"upgrade": "Never"}, "spec.upgrade: Unsupported value"),
+        ({"idleSeconds": -1}, "spec.idleSeconds: Invalid value"),
+        ({"allowInline": "yes"}, "spec.allowInline: Invalid value"),
+        ({"allowedNamespaces": {"matchExpressions": [{"key": "a", "operator": "Is"}]}}, "Unsupported value"),
+        ({"allowedNamespaces": {"matchLabel": {}}}, 'unknown field "spec.allowedNamespaces.matchLabel"'),
+    ],
+)
+def test_the_api_server_refuses_a_template_for_shared_volumes(cluster: Cluster, change: Object, says: str) -> None:
+    manifest = template("other")
+    manifest["spec"] |= change
+    words = ["create", "--dry-run=server", "--validate=strict", "--filename=-"]
+    refused = cluster.node.kubectl(*words, input=yaml.safe_dump(manifest), check=False)
+    assert refused.returncode != 0
+    assert says in refused.stderr
 
 
 def test_the_controllers_were_refused_nothing(cluster: Cluster) -> None:

@@ -220,6 +220,12 @@ def test_an_old_pod_that_fails_is_replaced_by_a_new_one() -> None:
     assert [each.mount.name for each in created if isinstance(each, CreatePod)] == [TWO.name]
 
 
+def test_an_old_pod_that_has_failed_goes_beside_one_that_serves() -> None:
+    """As when the template was changed while one of two controllers replaced it."""
+    pods = failed(ONE, 0, created=-60), serving(ONE, 1)
+    assert told([user()], known(2), *pods, has=OLD) == ["delete 0"]
+
+
 def test_with_replace_all_get_the_new_pod_as_soon_as_it_serves() -> None:
     cluster = known(2, upgrade="Replace")
     old = serving(ONE)

@@ -373,9 +373,10 @@ class SharedVolumes(RuleBasedStateMachine):
                     controller.requests.pop(0)()
                 controller.seen = [len(history) - 1 for history in model.histories]
                 steps += model.look(controller)
+            decided = model.now
             model.work()
             model.seconds += 30
-            if not steps and not any(each.phase is Phase.FAILED for each in model.mounts()):
+            if not steps and model.now == decided and not any(each.phase is Phase.FAILED for each in model.mounts()):
                 return
         raise AssertionError(f"there is still something to do: {steps}")
 
