@@ -333,7 +333,7 @@ class Publications:
             self._serve(publication, [])
             publication.end()
         socket = (volume.directory, volume.name, volume.nonce) if volume else (b"", b"", b"")
-        borrowed = volume is not None and volume.is_borrower
+        borrowed = volume is None or volume.is_borrower  # what is not known may be others' filesystem, too
         start = StartUnpublish(self._operations.seconds, target, *socket, borrowed)
         async with self._operations.begin(b"cannot unpublish the volume", volume, start) as operation:
             operation.patience = _PATIENCE  # several steps, each with a time limit of its own

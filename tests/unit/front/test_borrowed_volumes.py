@@ -352,6 +352,8 @@ def test_only_the_removal_of_a_source_may_abort(run: Run) -> None:
         starts = [each for each in scene.mounter.started if isinstance(each, mounter.StartUnpublish)]
         ends = [(each.target, each.borrowed) for each in starts if each.target != APP.target or each.borrowed]
         assert ends == [(APP.target, True), (SOURCE.target, False)]
+        await scene.publications.unpublish(b"unknown")
+        assert scene.mounter.started[-1] == mounter.StartUnpublish(5, b"unknown", b"", b"", b"", borrowed=True)
         assert scene.front.borrowed == {}
 
     run(test)

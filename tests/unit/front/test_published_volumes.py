@@ -452,7 +452,7 @@ def test_nobody_is_served_on_a_volume_that_is_gone(run: Run) -> None:
 def test_what_is_not_known_is_looked_for_all_the_same(run: Run) -> None:
     async def test(scene: Scene) -> None:
         await scene.publications.unpublish(b"a/target")
-        assert scene.mounter.started == [mounter.StartUnpublish(5, b"a/target", b"", b"", b"")]
+        assert scene.mounter.started == [mounter.StartUnpublish(5, b"a/target", b"", b"", b"", borrowed=True)]
 
     run(test)
 
