@@ -338,6 +338,15 @@ def test_an_unmount_that_is_not_plain_is_begun_again_with_another_child(scene: S
     assert scene.front.requests == {"unmount refused": 1}
 
 
+def test_only_the_socket_of_a_volume_says_who_uses_that(scene: Scene) -> None:
+    async def act() -> None:
+        scene.request(wire.UnusedRequest())
+        answer = await scene.answer()
+        assert (answer.errno, answer.text) == (errno.EOPNOTSUPP, b"this is not the socket of a volume")
+
+    scene.play(act)
+
+
 @pytest.mark.parametrize(
     "request_",
     [MountRequest(b"/mnt", b"", True), VolumeRequest(), UnmountRequest(b"/mnt", b"mnt", only_dead=True)],

@@ -21,6 +21,7 @@ from fusermount3_proxy.wire import (
     Reply,
     Request,
     UnmountRequest,
+    UnusedRequest,
     VolumeRequest,
 )
 
@@ -35,6 +36,7 @@ requests = (
     | st.builds(UnmountRequest, values, components, st.booleans(), st.booleans(), values)
     | st.builds(ProceedRequest)
     | st.builds(CommitRequest)
+    | st.builds(UnusedRequest)
 )
 lines = values.map(lambda value: value.replace(b"\n", b"")).filter(bool)
 replies = st.builds(
