@@ -22,6 +22,7 @@ from tests.e2e.conftest import wait_until
 from tests.e2e.csi.conftest import CONFIGURATION
 from tests.e2e.csi.pods import DATA, OWN_MOUNTPOINT, consumer, kill, pod, read, serve, starter, wait_for_volume
 from tests.e2e.csi.test_broker_restarts import end_at_once, restart
+from tests.e2e.csi.test_recovery import GONE, WHEN_LET, go, has_tombstone
 from tests.lab.csi import CsiError
 from tests.lab.faults import FRONT, MOUNTER
 from tests.lab.faults import kill as kill_parts
@@ -151,6 +152,30 @@ def writes(running: Pod, container: str, directory: str) -> bool:
     running.check_loop()
     script = f"echo hello > {DATA}/{directory}/new && cat {DATA}/{directory}/new"
     return running[container].exec(["sh", "-c", script], check=False).stdout == "hello\n"
+
+
+def test_a_container_starts_again_while_the_program_is_away(cluster: Cluster) -> None:
+    """As in a pod with a program of its own: it reads an error, and what the program serves as soon as that is back."""
+    kubelet = cluster.kubelet
+    with kubelet.new_pod(mount_pod(WHEN_LET)) as serving:
+        serving.set_up_volumes()
+        go(serving).touch()
+        serving.start_sandbox()
+        serving.start_containers()
+        with kubelet.pod(workload("stays", "dies")) as running:
+            started = running["stays"].pid
+            go(serving).unlink()
+            kill(serving)
+            wait_until(lambda: has_tombstone(running), 30)
+            kill(running, "dies")
+            running.wait_until_restarted("dies", 1)
+            for name in ("stays", "dies"):
+                said = running[name].exec(["ls", DATA], check=False)
+                assert GONE in said.stderr, said
+            go(serving).touch()
+            for name in ("stays", "dies"):
+                wait_until(partial(reads, running, name), 30)
+            assert running["stays"].pid == started
 
 
 def test_the_next_mount_pod_heals_what_the_last_one_has_left(cluster: Cluster) -> None:
