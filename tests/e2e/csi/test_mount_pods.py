@@ -294,6 +294,32 @@ def test_a_later_broker_knows_who_has_what(cluster: Cluster, end: Callable[[Clus
         assert mount["share"] == KEY
 
 
+def test_a_reboot_leaves_nothing_stale(cluster: Cluster) -> None:
+    """A reboot keeps kubelet's directories and the broker's tables, but no mount and no process."""
+    kubelet = cluster.kubelet
+    with (
+        kubelet.new_pod(mount_pod()) as serving,
+        kubelet.new_pod(workload()) as running,
+        kubelet.new_pod(workload()) as other,
+    ):
+        for each in (serving, running, other):
+            each.set_up()
+        for each in (serving, running, other):
+            each.stop_containers()
+        cluster.broker.stop()
+        for each in (serving, running, other):
+            cluster.node.unmount(each.target())
+        cluster.broker.start()
+        cluster.wait_until_ready()
+        # Kubelet starts two of the pods again, and removes the other.
+        other.tear_down()
+        for each in (serving, running):
+            each.set_up_volume(each.csi_volume())
+            each.start_sandbox()
+            each.start_containers()
+        assert read(running) == "hello\n"
+
+
 def test_a_pod_may_have_a_program_of_its_own(kubelet: Kubelet) -> None:
     """The controller gives it one if the template says so; the volume still names the template."""
     with kubelet.pod(mount_pod()), kubelet.pod(pod([starter(serve()), consumer()], attributes=TEMPLATE)) as own:
