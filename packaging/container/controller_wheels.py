@@ -31,6 +31,12 @@ def options(architecture: str | None) -> list[str]:
     return ["--only-binary=:all:", *(f"--platform={platform}" for platform in platforms)]
 
 
+def pinned(directory: Path) -> list[str]:
+    """Return what has pip install all wheels in the directory. Of one that is named by its path it records the path."""
+    parts = (wheel.name.split("-") for wheel in sorted(directory.glob("*.whl")))
+    return [f"{name}=={version}" for name, version, *_ in parts]
+
+
 def requirements() -> list[str]:
     """Return what is to be installed, as setup.cfg has it."""
     configuration = configparser.ConfigParser()
@@ -49,12 +55,10 @@ def download(directory: Path, architecture: str | None) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--architecture", choices=MACHINES)
-    parser.add_argument("--print-options", action="store_true", help="print what pip is told, a line each")
-    parser.add_argument("directory", type=Path, nargs="?")
+    parser.add_argument("--print-arguments", action="store_true", help="only print how pip installs what is there")
+    parser.add_argument("directory", type=Path)
     arguments = parser.parse_args()
-    if arguments.print_options:
-        print(*options(arguments.architecture), sep="\n")
-    elif arguments.directory:
-        download(arguments.directory, arguments.architecture)
+    if arguments.print_arguments:
+        print(*options(arguments.architecture), *pinned(arguments.directory), sep="\n")
     else:
-        parser.error("DIRECTORY is missing")
+        download(arguments.directory, arguments.architecture)

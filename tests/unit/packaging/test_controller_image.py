@@ -42,3 +42,11 @@ def test_wheels_are_those_of_the_architecture_that_is_asked_for() -> None:
     assert {"--platform=manylinux2014_aarch64", "--platform=manylinux_2_28_aarch64"} <= set(platforms)
     assert all(each.endswith("_aarch64") for each in platforms)
     assert WHEELS["options"](None)[1].endswith(f"_{os.uname().machine}")
+
+
+def test_pip_is_told_no_path_of_the_machine_which_it_would_record(tmp_path: Path) -> None:
+    for name in ("google_re2-1.1.20251105-1-cp311-cp311-manylinux_2_26_x86_64.whl", "jinja2-3.1.6-py3-none-any.whl"):
+        (tmp_path / name).touch()
+    assert WHEELS["pinned"](tmp_path) == ["google_re2==1.1.20251105", "jinja2==3.1.6"]
+    (install,) = re.findall(r'"\$PIP" install (.*)', SCRIPT)
+    assert ".whl" not in install
