@@ -165,11 +165,11 @@ release-commit: venv  ## VERSION=1.2.3: the version in all files that state it, 
 	$(VENV)/bin/python -m release.version $(VERSION)
 
 .PHONY: release
-release: venv image-packages release-packages  ## VERSION=1.2.3: that commit, and of it all files of the release: build/release/; half an hour
+release: venv image-packages release-packages  ## VERSION=1.2.3: that commit, and of it all files of the release: build/release/; an hour
 	$(VENV)/bin/python -m release $(VERSION)
 
 .PHONY: release-check
-release-check: venv  ## VERSION=1.2.3: that in two fresh clones, which have to make the same bytes; an hour
+release-check: venv  ## VERSION=1.2.3: that in two fresh clones, which have to make the same bytes; two hours
 	$(VENV)/bin/python -m release.check $(VERSION)
 
 SECONDS := 60

@@ -20,6 +20,7 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
 from fusermount3_proxy import __version__
+from release.build import source_url
 from tests.e2e.conftest import wait_until
 from tests.e2e.documented import block
 from tests.e2e.sshfs import use_sshfs
@@ -135,6 +136,7 @@ def test_labels_and_command(loaded: Loaded, name: str) -> None:
     labels = {key.removeprefix("org.opencontainers.image."): value for key, value in found["Labels"].items()}
     assert (labels["title"], labels["version"]) == (name, __version__)
     assert labels["licenses"].split(" AND ")[0] == "Apache-2.0"
+    assert (labels["source"], labels.get("revision")) == (source_url(SOURCES), None)
     assert found["Config"]["Entrypoint"] == [BROKER if name == BROKER else "/fusermount3-proxy"]
     assert len(found["RootFS"]["Layers"]) == 1
 
