@@ -238,6 +238,8 @@ def test_the_chart_names_its_own_namespace_and_settings(helm: Path) -> None:
         if each["kind"] != "CustomResourceDefinition":
             kubernetes_validate.validate(each, OLDEST, strict=True)
         assert each["metadata"].get("namespace") not in (NAME, MOUNTS)
+    (plugin, *_) = containers(the("DaemonSet", list(rendered.values()))["spec"]["template"])
+    assert "--mount-namespaces=mounts" in plugin["args"], "or pods there could serve nobody"
     spec = rendered[f"Deployment {NAME}"]["spec"]
     (container,) = containers(spec["template"])
     assert (spec["replicas"], container["imagePullPolicy"]) == (3, "Always")
