@@ -10,8 +10,7 @@ import select
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from statistics import median
 
@@ -21,12 +20,12 @@ from benchmarks.bounds import KIB, MIB, UNLIMITED, Report
 from benchmarks.results import percentile
 from benchmarks.sample import Sample, mount_and_unmount
 from fusermount3_broker.kernel import syscalls
-from fusermount3_broker.mounter.kept_descriptors import detached
 from tests.e2e.conftest import settle
 from tests.e2e.hostile import fuse_mounts, mount, unmount
 from tests.lab import tinyfuse
 from tests.lab.broker import PROGRAM, Broker
 from tests.lab.callers import enter_private_namespace
+from tests.lab.kernel import keeping_fusectl
 from tests.lab.load import Helper, Holding, holding
 
 #: What is measured several times: `mounts`, and restarts.
@@ -117,16 +116,6 @@ class Crowd:
         """Return the most that the broker's processes hold in a while: it makes children, and ends them."""
         settle(self.broker)
         return max((holding(self.broker.process.pid) for _ in range(10)), key=lambda each: each.pss)
-
-
-@contextmanager
-def keeping_fusectl() -> Iterator[None]:
-    """Use fusectl while the block runs, as any host does that has it mounted."""
-    mount = detached(b"fusectl")
-    try:
-        yield
-    finally:
-        os.close(mount)
 
 
 def measure_in_turn(one: Crowd, other: Crowd, calls: int) -> None:

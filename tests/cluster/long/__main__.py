@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         file = Path(temporary) / "junit.xml"
         status = int(pytest.main([*(arguments or [str(DIRECTORY)]), "-o", "junit_family=xunit1", f"--junitxml={file}"]))
-        if not file.exists() or "Kubernetes" not in report.about(file):
+        if status == pytest.ExitCode.INTERRUPTED or not file.exists() or "Kubernetes" not in report.about(file):
             return status or 1
         text = report.markdown(report.about(file), report.cases(file))
     print(text)
