@@ -94,4 +94,4 @@ def _act_on(record: Record) -> None:
             wanted = policy.decide_eager_mount(b"id", volume_of(record))
             assert mounter.load(mounter.dump(wanted)) == wanted
             assert wanted.read_only or not record.read_only
-            assert wanted.allow_other == record.allow_other
+            assert wanted.allow_other == (record.allow_other or record.share != b"")
