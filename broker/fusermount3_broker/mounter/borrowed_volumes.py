@@ -6,21 +6,24 @@ For the mounter's children that are in the broker's own mount namespace.
 """
 
 import errno
-import os
 
 from fusermount3_broker.kernel import syscalls
 from fusermount3_broker.messages import mounter
-from fusermount3_broker.mounter import fuse_connections, invariants, locked_flags, mount_tree, volume_consumers
-from fusermount3_broker.mounter.front_connection import Conversation, HungUp, StepError
+from fusermount3_broker.mounter import (
+    fuse_connections,
+    locked_flags,
+    mount_tree,
+    volume_consumers,
+    volume_targets,
+)
+from fusermount3_broker.mounter.front_connection import Conversation, HungUp
 from fusermount3_broker.mounter.kept_descriptors import Descriptors
 from fusermount3_broker.mounter.volume_targets import Attached, Target
 
 
 def borrow(opened: Descriptors, talk: Conversation, start: mounter.StartBorrow) -> None:
     """Attach a copy of the source's mount at the target, and in the containers of its pod that had a former one."""
-    if not invariants.allow_target(start.source) or not invariants.allow_target(start.target):
-        raise StepError(errno.EPERM, "check the volume")
-    os.fchdir(opened.proc)
+    volume_targets.begin(opened, start.source, start.target)
     with talk.bounded("open the filesystem of the mount pod"), Target(opened, start.source) as source:
         copy = source.clone(talk.seconds, start.device)
         if not fuse_connections.is_connection(opened.fusectl, start.device, start.connection):

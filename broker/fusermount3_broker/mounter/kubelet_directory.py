@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from fusermount3_broker.kernel import ownership_marks, socket_probe, syscalls
 from fusermount3_broker.messages import mounter
 from fusermount3_broker.messages.volume_sockets import SECOND_SOCKET
-from fusermount3_broker.mounter import fuse_connections, invariants, mount_tree, namespaces, pods
+from fusermount3_broker.mounter import fuse_connections, invariants, mount_tree, namespaces, pods, volume_targets
 from fusermount3_broker.mounter.child_processes import Rescue, in_child
 from fusermount3_broker.mounter.front_connection import Conversation, HungUp, StepError
 from fusermount3_broker.mounter.kept_descriptors import Descriptors
@@ -193,9 +193,7 @@ def _remove_socket(directory: int, name: bytes) -> None:
 
 def recognize(opened: Descriptors, talk: Conversation, start: mounter.StartRecognizeVolume) -> None:
     """Report whether the filesystem of a device is still mounted at a target."""
-    if not invariants.allow_target(start.target):
-        raise StepError(errno.EPERM, "check the volume")
-    os.fchdir(opened.proc)
+    volume_targets.begin(opened, start.target)
     is_there = False
     with (
         talk.bounded("look at the volume"),
@@ -209,11 +207,9 @@ def recognize(opened: Descriptors, talk: Conversation, start: mounter.StartRecog
 
 def unpublish(opened: Descriptors, talk: Conversation, start: mounter.StartUnpublish) -> None:
     """Remove a volume, even if only parts of it are left."""
-    if not invariants.allow_target(start.target):
-        raise StepError(errno.EPERM, "check the volume")
+    volume_targets.begin(opened, start.target)
     if start.directory and not invariants.allow_socket(start.directory, start.name, start.nonce, start.target):
         raise StepError(errno.EPERM, "check the volume")
-    os.fchdir(opened.proc)
     with talk.bounded("remove the sockets"):
         _remove_sockets(opened, start)
     with ExitStack() as held:
@@ -327,9 +323,7 @@ def stat_volume(opened: Descriptors, talk: Conversation, start: mounter.StartSta
 
     In that case, the process that asked the FUSE program ends with the program.
     """
-    if not invariants.allow_target(start.target):
-        raise StepError(errno.EPERM, "check the volume")
-    os.fchdir(opened.proc)
+    volume_targets.begin(opened, start.target)
     with talk.bounded("ask"), ExitStack() as held:
         try:
             target = held.enter_context(Target(opened, start.target))

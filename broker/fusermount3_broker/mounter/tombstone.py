@@ -25,8 +25,8 @@ from contextlib import suppress
 
 from fusermount3_broker.kernel import syscalls
 from fusermount3_broker.messages import mounter
-from fusermount3_broker.mounter import child_processes, invariants
-from fusermount3_broker.mounter.front_connection import Conversation, StepError
+from fusermount3_broker.mounter import child_processes, volume_targets
+from fusermount3_broker.mounter.front_connection import Conversation
 from fusermount3_broker.mounter.kept_descriptors import Descriptors
 from fusermount3_broker.mounter.volume_targets import SOURCE, TOMBSTONE, Target
 
@@ -51,9 +51,7 @@ _BLOCK_SIZE = 4096
 
 def put(opened: Descriptors, talk: Conversation, start: mounter.StartTombstone) -> None:
     """Have a tombstone where the filesystem of a device is topmost at a target, if that is dead, and tell the front."""
-    if not invariants.allow_target(start.target):
-        raise StepError(errno.EPERM, "check the volume")
-    os.fchdir(opened.proc)
+    volume_targets.begin(opened, start.target)
     replaced = False
     with (
         talk.bounded("mount on the volume"),

@@ -22,9 +22,9 @@ from typing import NamedTuple
 
 from fusermount3_broker.kernel import syscalls
 from fusermount3_broker.messages import mounter
-from fusermount3_broker.mounter import fuse_connections, invariants, mount_tree, pods
+from fusermount3_broker.mounter import fuse_connections, mount_tree, pods, volume_targets
 from fusermount3_broker.mounter.child_processes import in_child
-from fusermount3_broker.mounter.front_connection import Conversation, StepError
+from fusermount3_broker.mounter.front_connection import Conversation
 from fusermount3_broker.mounter.kept_descriptors import Descriptors
 from fusermount3_broker.mounter.mount_tree import Mount
 from fusermount3_broker.mounter.volume_targets import Attached, Target, attach, private_copy, replace
@@ -111,9 +111,7 @@ class _Place(NamedTuple):
 
 def look_again(opened: Descriptors, talk: Conversation, start: mounter.StartRestore) -> None:
     """Restore the volume whose filesystem has that device, if that is still at the target, and tell the front."""
-    if not invariants.allow_target(start.target):
-        raise StepError(errno.EPERM, "check the volume")
-    os.fchdir(opened.proc)
+    volume_targets.begin(opened, start.target)
     with talk.bounded("open the target"), Target(opened, start.target) as target:
         mount, tombstone = target.served(start.device, talk.seconds)
     if fuse_connections.is_connection(opened.fusectl, start.device, start.connection):

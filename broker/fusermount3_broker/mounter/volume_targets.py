@@ -16,7 +16,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from typing import NamedTuple
 
 from fusermount3_broker.kernel import ownership_marks, syscalls
-from fusermount3_broker.mounter import fuse_connections, mount_tree, pods
+from fusermount3_broker.mounter import fuse_connections, invariants, mount_tree, pods
+from fusermount3_broker.mounter.front_connection import StepError
 from fusermount3_broker.mounter.kept_descriptors import Descriptors
 from fusermount3_broker.mounter.mount_tree import Mount
 
@@ -31,6 +32,16 @@ _CLONE = syscalls.OPEN_TREE_CLONE | syscalls.OPEN_TREE_CLOEXEC | syscalls.AT_EMP
 _LOOKS = 3
 #: In the file of locks, bytes from this offset on stand for directories, by inode; those before it stand for mounts.
 _LOCKS_OF_DIRECTORIES = 1 << 62
+
+
+def begin(opened: Descriptors, *targets: bytes) -> None:
+    """Check that these may be the targets of volumes, and make the mounter's /proc the working directory.
+
+    Raises StepError with EPERM.
+    """
+    if not all(map(invariants.allow_target, targets)):
+        raise StepError(errno.EPERM, "check the volume")
+    os.fchdir(opened.proc)
 
 
 def open_beneath(kubelet: int, path: bytes) -> int:
