@@ -52,7 +52,7 @@ class VolumeCall(Call):
     def _answer_unused(self) -> None:
         """Answer whether other pods have the filesystem of this volume. It is asked again and again, so not logged."""
         users = self._publications.borrowing.users(self._volume)
-        text = b"%d volumes of other pods use the filesystem" % users if users else b""
+        text = b"volumes of other pods that use the filesystem: %d" % users if users else b""
         self._send(Reply(self.id.encode(), EBUSY if users else 0, text))
 
     def _check_caller(self) -> None:

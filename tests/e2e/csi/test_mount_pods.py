@@ -234,7 +234,7 @@ def test_a_mount_pod_can_wait_until_it_is_not_used_any_more(kubelet: Kubelet) ->
             said = wait(0)
             assert (said.returncode, said.stderr) == (
                 1,
-                "fusermount3-proxy: 1 volumes of other pods use the filesystem, waited 0 seconds\n",
+                "fusermount3-proxy: volumes of other pods that use the filesystem: 1, waited 0 seconds\n",
             )
             waiting = beside.submit(wait, 60)
             time.sleep(1)

@@ -10,7 +10,7 @@ import pytest
 from fusermount3_proxy import cli, retirement, wire
 from tests.unit.fakes import FakeBroker, FakeClock, hang_up, reply
 
-BUSY = reply(wire.Reply(b"1a2b", errno.EBUSY, b"2 volumes of other pods use the filesystem"))
+BUSY = reply(wire.Reply(b"1a2b", errno.EBUSY, b"volumes of other pods that use the filesystem: 2"))
 FREE = reply(wire.Reply(b"1a2b"))
 
 
@@ -48,7 +48,7 @@ def test_it_says_that_somebody_still_does(
         assert run(monkeypatch, "--timeout", "2") == 1
     assert clock.pauses == [1.0, 1.0]
     assert capfd.readouterr().err == (
-        "fusermount3-proxy: 2 volumes of other pods use the filesystem, waited 2 seconds\n"
+        "fusermount3-proxy: volumes of other pods that use the filesystem: 2, waited 2 seconds\n"
     )
 
 
