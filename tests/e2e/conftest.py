@@ -13,7 +13,7 @@ import stat
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import psutil
 import pytest
@@ -27,6 +27,8 @@ from tests.lab.programs import whoamifs
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+T = TypeVar("T")
 
 #: The uid of the unprivileged user of the tests.
 USER = 1000
@@ -106,10 +108,16 @@ def states(processes: list[psutil.Process]) -> list[str]:
 
 def settle(broker: Broker) -> None:
     """Wait until the broker has forked all the processes that it keeps ready."""
+    settled(lambda: Footprint.of(broker))
+
+
+def settled(look: Callable[[], T]) -> T:
+    """Return what `look` returns as soon as it is the same for a while."""
     last = None
-    while (now := Footprint.of(broker)) != last:
+    while (now := look()) != last:
         last = now
         time.sleep(0.2)
+    return now
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from tests.e2e.conftest import Footprint, containers, fuse_mounts_of_host, let_users_in, settle, wait_until
+from tests.e2e.conftest import Footprint, containers, fuse_mounts_of_host, let_users_in, settle, settled, wait_until
 from tests.lab.broker import PROXY
 from tests.lab.commands import run
 from tests.lab.images import BUSYBOX, SYSTEMD, image_tag
@@ -168,7 +168,7 @@ def test_a_broker_without_host_pids_mounts_and_says_once_what_is_missing(
         supervisor = psutil.Process(contained_broker.pid)
         return [(process.num_fds(), len(process.children())) for process in (supervisor, *supervisor.children())]
 
-    before = held()
+    before = settled(held)  # it has just begun, and may still be forking the processes that it keeps ready
     for user_namespace in (False, True):
         options = Options(user=USER, user_namespace=user_namespace, volumes=volumes)
         with Container(image_tag(BUSYBOX), options=options) as container:
@@ -293,6 +293,7 @@ def test_every_operation_of_a_killed_mounter_can_be_tried_again(run_broker: RunB
     broker = run_broker()
     with containers(broker) as start:
         container = start(image_tag(BUSYBOX), user=USER)
+        settle(broker)
         for process in broker.mounter.children():
             process.kill()  # the children that wait for an operation
         check_probe(container)

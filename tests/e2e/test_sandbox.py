@@ -25,7 +25,7 @@ import pytest
 from fusermount3_broker.kernel import syscalls
 from fusermount3_broker.mounter import daemon, filesystem
 from fusermount3_broker.service import sandbox
-from tests.e2e.conftest import let_users_in
+from tests.e2e.conftest import let_users_in, settle
 from tests.e2e.hostile import O_PATH, Client, in_private_namespace, in_process, mount_request, wait_for_mounts
 from tests.lab.kernel import kernel_has
 
@@ -330,6 +330,13 @@ def test_the_front_of_a_broker_that_runs_has_entered_its_sandbox(broker: Broker)
     assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
 
 
+def mount_namespace_of(pid: int) -> int:
+    """Return the inode of the process's mount namespace; 0 if it has ended, as a spare child may that is replaced."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/ns/mnt").stat().st_ino
+    return 0
+
+
 @pytest.mark.parametrize("uid", [0, 1000])
 @pytest.mark.parametrize("is_plain", [True, False])
 def test_a_child_that_is_among_a_callers_files_has_given_up_what_it_needs_no_more(
@@ -348,9 +355,7 @@ def test_a_child_that_is_among_a_callers_files_has_given_up_what_it_needs_no_mor
             client.send(mount_request(tmp_path, options), os.open(tmp_path, O_PATH))
             assert (reply := client.reply()) is not None
             assert reply.errno == 0, reply.text
-            (child,) = [
-                each.pid for each in broker.mounter.children() if Path(f"/proc/{each.pid}/ns/mnt").stat().st_ino == own
-            ]
+            (child,) = [each.pid for each in broker.mounter.children() if mount_namespace_of(each.pid) == own]
             status = status_of(child)
             assert {int(status[name], 16) for name in ("CapPrm", "CapEff")} == {bits(*wanted)}
             assert {int(status[name], 16) for name in ("CapInh", "CapAmb")} == {0}
@@ -382,6 +387,7 @@ for name in ("mem", "environ", "maps", *links):
 
 def test_the_same_uid_does_not_look_into_the_mounter_without_its_capabilities(broker: Broker) -> None:
     """Where the front has no account of its own, it has the mounter's uid."""
+    settle(broker)
     for process in (broker.mounter, *broker.mounter.children()):
         if psutil.pid_exists(process.pid):
             subprocess.run([sys.executable, "-c", LOOK_INTO, str(process.pid)], check=True)
