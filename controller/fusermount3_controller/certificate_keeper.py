@@ -24,6 +24,8 @@ from fusermount3_controller.serving_certificates import Certificates, due
 
 #: Seconds between looks at the Secret and the configuration: so long is what somebody else changed there unnoticed.
 INTERVAL = 10.0
+#: Seconds until the next try after a failure, such as a configuration that is only about to be created.
+_PAUSE = 2.0
 _CONFLICT = 409
 
 _Configuration = MutatingWebhookConfiguration | ValidatingWebhookConfiguration
@@ -50,11 +52,12 @@ class CertificateKeeper:
         self._client = client
         self._names = names
         self._loaded: Certificates | None = None
+        self._is_trusted = False
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
 
-    def has_any(self) -> bool:
-        """Return whether the server can present a certificate."""
-        return self._loaded is not None
+    def is_trusted(self) -> bool:
+        """Return whether the server presents a certificate, and the API server was told to trust it."""
+        return self._is_trusted
 
     def expiry(self) -> float:
         """Return when the serving certificate expires, in seconds since the epoch; 0 without one."""
@@ -63,12 +66,14 @@ class CertificateKeeper:
     async def keep(self, interval: float = INTERVAL) -> NoReturn:
         """Do it all again and again."""
         while True:
+            pause = interval
             try:
                 await self.look(datetime.datetime.now(datetime.UTC))
             except Exception as error:
                 # Whatever it was: the certificate that is forgotten expires.
-                _log.warning("can't keep the certificates: %r; trying again in %.0f s", error, interval)
-            await asyncio.sleep(interval)
+                pause = min(_PAUSE, interval)
+                _log.warning("can't keep the certificates: %r; trying again in %.0f s", error, pause)
+            await asyncio.sleep(pause)
 
     async def look(self, now: datetime.datetime) -> None:
         """Renew what is due, load what is new, and have the API server trust it."""
@@ -79,6 +84,7 @@ class CertificateKeeper:
             _log.info("the certificate is valid until %s", current.expiry().isoformat())
         for configuration in (MutatingWebhookConfiguration, ValidatingWebhookConfiguration):
             await self._publish(configuration, current.authorities)
+        self._is_trusted = True
 
     async def _renewed(self, now: datetime.datetime) -> Certificates:
         """Return what is in the Secret, after writing what is due."""
@@ -107,20 +113,21 @@ class CertificateKeeper:
     async def _publish(self, resource: type[_Configuration], authorities: bytes) -> None:
         """Have the API server trust these authorities."""
         bundle = base64.b64encode(authorities).decode()
-        configuration: _Configuration = await self._client.get(resource, self._names.configuration)
-        webhooks = configuration.webhooks or []
-        if all(each.clientConfig.caBundle == bundle for each in webhooks):
-            return
-        assert configuration.metadata is not None
-        patch = {
-            "metadata": {"resourceVersion": configuration.metadata.resourceVersion},
-            "webhooks": [_trusting(each.name, bundle) for each in webhooks],
-        }
-        try:
-            await self._client.patch(resource, self._names.configuration, patch)
-        except ApiError as error:
-            if error.status.code != _CONFLICT:
-                raise
+        while True:
+            configuration: _Configuration = await self._client.get(resource, self._names.configuration)
+            webhooks = configuration.webhooks or []
+            if all(each.clientConfig.caBundle == bundle for each in webhooks):
+                return
+            assert configuration.metadata is not None
+            patch = {
+                "metadata": {"resourceVersion": configuration.metadata.resourceVersion},
+                "webhooks": [_trusting(each.name, bundle) for each in webhooks],
+            }
+            try:
+                await self._client.patch(resource, self._names.configuration, patch)
+            except ApiError as error:
+                if error.status.code != _CONFLICT:
+                    raise  # else another one was faster, and may have written something else
 
 
 def _trusting(name: str, bundle: str) -> dict[str, object]:

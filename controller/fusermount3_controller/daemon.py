@@ -60,7 +60,7 @@ async def _serve(settings: Settings) -> None:
     ended = _ended()
     runners = [
         web.AppRunner(each, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN)
-        for each in (webhook.application(), health(webhook, metrics, cache.is_full, keeper.has_any))
+        for each in (webhook.application(), health(webhook, metrics, cache.is_full, keeper.is_trusted))
     ]
     tasks = [asyncio.create_task(each) for each in (cache.follow(), keeper.keep(), mount_pods.keep())]
     try:

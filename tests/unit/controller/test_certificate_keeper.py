@@ -67,9 +67,9 @@ async def presented(port: int, authorities: bytes) -> bytes:
 def test_the_api_server_is_told_whom_to_trust_and_all_else_stays() -> None:
     async def run() -> None:
         async with keepers(1) as (server, (keeper,)):
-            assert not keeper.has_any() and keeper.expiry() == 0
+            assert not keeper.is_trusted() and keeper.expiry() == 0
             await keeper.look(NOW)
-            assert keeper.has_any() and keeper.expiry() > (NOW + 89 * DAY).timestamp()
+            assert keeper.is_trusted() and keeper.expiry() > (NOW + 89 * DAY).timestamp()
             for webhook in (*server.objects[CONFIGURATION]["webhooks"], *server.objects[OTHER]["webhooks"]):
                 assert base64.b64decode(webhook["clientConfig"]["caBundle"]) == secret(server)[AUTHORITIES]
                 assert webhook["clientConfig"]["service"] == {"name": "controller", "namespace": NAMESPACE}
@@ -94,10 +94,31 @@ def test_what_somebody_takes_away_is_put_back_and_else_nothing_is_written() -> N
     asyncio.run(run())
 
 
+def test_it_is_trusted_when_both_configurations_say_so() -> None:
+    """Until then nobody may send it requests: the API server would refuse its certificate."""
+
+    async def run() -> None:
+        async with keepers(1) as (server, (keeper,)):
+            other = server.objects[OTHER]
+            await server.remove(OTHER)
+            with pytest.raises(ApiError, match="not found"):
+                await keeper.look(NOW)
+            assert keeper.expiry() and not keeper.is_trusted()
+            await server.put(OTHER, other)
+            await keeper.look(NOW)
+            assert keeper.is_trusted()
+
+    asyncio.run(run())
+
+
 def test_replicas_that_begin_at_once_agree() -> None:
     async def run() -> None:
         async with keepers(5) as (server, replicas):
             await asyncio.gather(*(each.look(NOW) for each in replicas))
+            assert all(each.is_trusted() for each in replicas)
+            for path in (CONFIGURATION, OTHER):
+                bundles = {each["clientConfig"]["caBundle"] for each in server.objects[path]["webhooks"]}
+                assert [base64.b64decode(each) for each in bundles] == [secret(server)[AUTHORITIES]]
             servers = [await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=r.context) for r in replicas]
             ports = [each.sockets[0].getsockname()[1] for each in servers]
             assert len({await presented(port, secret(server)[AUTHORITIES]) for port in ports}) == 1
@@ -154,12 +175,12 @@ def test_without_its_secret_it_makes_none() -> None:
             await server.remove(SECRET)
             with pytest.raises(ApiError, match="not found"):
                 await keeper.look(NOW)
-            assert not keeper.has_any()
+            assert not keeper.is_trusted()
             task = asyncio.create_task(keeper.keep(interval=0.01))
             await asyncio.sleep(0.1)
             await server.put(SECRET, {})
             async with asyncio.timeout(10):
-                while not keeper.has_any():
+                while not keeper.is_trusted():
                     await asyncio.sleep(0.01)
             task.cancel()
 

@@ -164,8 +164,7 @@ def test_the_process_answers_by_https_and_after_sigterm_the_requests_in_flight(t
             )
             try:
                 async with ClientSession() as session, asyncio.timeout(30):
-                    # It may be ready to answer before the API server has been told whom to trust.
-                    while not (await _is_ready(session, health_port) and _bundle(api, path)):
+                    while not await _is_ready(session, health_port):
                         await asyncio.sleep(0.05)
                 bundle = _bundle(api, path)
                 context = ssl.create_default_context(cadata=base64.b64decode(bundle).decode())
