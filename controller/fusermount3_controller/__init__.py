@@ -17,6 +17,7 @@ server is about to create. `faults` says what is wrong with a manifest, by field
 certificates the webhook needs, and makes them. All of these are pure.
 
 `daemon` is the process that acts on a cluster: `webhook` hears the API server, `cluster_cache` knows the objects that
-volumes refer to and, as `kept_pods` says, pods; `mount_pod_keeper` keeps the mount pods and writes `mount_pod_events`,
-`certificate_keeper` keeps the certificates, `controller_metrics` counts. `cli` has the commands.
+volumes refer to and, as `kept_pods` says, pods. `mount_pod_keeper` keeps the mount pods and writes `mount_pod_events`:
+node by node, as `node_index` finds what concerns a node, and when `look_queue` says. `certificate_keeper` keeps the
+certificates, `controller_metrics` counts. `cli` has the commands.
 """

@@ -35,6 +35,8 @@ _log = logging.getLogger(__name__)
 #: A claim's namespace and name; the name of all others.
 Key = tuple[str, str] | str
 Objects = Mapping[Kind, Mapping[Any, Any]]
+#: Is told the kind of an object, and what was kept of it before and is after; None, if there was or is none.
+Listener = Callable[[Kind, Any, Any], None]
 
 
 class _Watched(NamedTuple):
@@ -105,8 +107,9 @@ class ClusterCache:
         self._resync = resync
         self._objects: dict[Kind, dict[Key, Any]] = {kind: {} for kind in _WATCHED}
         self._listed: dict[Kind, float] = {}
-        #: Is set when something is heard; who waits for it clears it.
-        self.changed = asyncio.Event()
+        self._listeners: list[Listener] = []
+        #: The versions of what watches have told since the last list began.
+        self._heard: dict[Kind, dict[Key, int]] = {kind: {} for kind in _WATCHED}
 
     def is_full(self) -> bool:
         """Return whether all kinds have been listed once."""
@@ -120,9 +123,9 @@ class ClusterCache:
         """Return the seconds since the kind was listed whose list is the oldest; infinite, until all were."""
         return time.monotonic() - min(self._listed.values()) if self.is_full() else float("inf")
 
-    def objects(self, kind: Kind) -> list[Any]:
-        """Return what is kept of all objects of a kind."""
-        return list(self._objects[kind].values())
+    def listen(self, listener: Listener) -> None:
+        """Have the listener told of each change from now on; before the cache is full, of each object."""
+        self._listeners.append(listener)
 
     def known(self) -> Known:
         return _known(self._objects)
@@ -169,37 +172,69 @@ class ClusterCache:
             try:
                 version = await self._list(kind)
                 pause = _FIRST_PAUSE
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._resync):
-                        await self._watch(kind, version)
+                while True:
+                    version = await self._watch_and_list(kind, version)
             except Exception as error:
                 # Whatever it was: a cache that is not followed any more would grow old unnoticed.
                 _log.warning("can't watch %s: %r; trying again in %.1f s", kind, error, pause)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
-    async def _list(self, kind: Kind) -> str:
-        """Read all objects of a kind; return the version of the list."""
-        resource, kept, namespaced = _WATCHED[kind]
-        found = self._client.list(resource, chunk_size=_CHUNK, **_everywhere(namespaced))
-        objects = {_key_of(each): kept(each.to_dict()) async for each in found}
-        self._objects[kind] = {key: each for key, each in objects.items() if each is not None}
-        self._listed[kind] = time.monotonic()
-        self.changed.set()
-        return str(found.resourceVersion)
+    async def _watch_and_list(self, kind: Kind, version: str) -> str:
+        """Watch from a version on, until all has been listed again; return the version of what is known then."""
+        watching = asyncio.create_task(self._watch(kind, version))
+        try:
+            done, _ = await asyncio.wait({watching}, timeout=self._resync)
+            for each in done:
+                each.result()  # raises, for no watch ends
+            return await self._list(kind)
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
 
-    async def _watch(self, kind: Kind, version: str) -> None:
+    async def _list(self, kind: Kind) -> str:
+        """Read all objects of a kind; return the version of what is known then.
+
+        That takes seconds. What a watch hears meanwhile counts if it is newer than the list (versions are numbers,
+        of which the greater one is newer: KEP-5504).
+        """
+        resource, kept, namespaced = _WATCHED[kind]
+        objects, listed = self._objects[kind], dict[Key, Any]()
+        heard = self._heard[kind] = {}
+        found = self._client.list(resource, chunk_size=_CHUNK, **_everywhere(namespaced))
+        async for each in found:
+            key, after = _key_of(each), kept(each.to_dict())
+            # One of two that are equal is enough, for there are many.
+            listed[key] = before if (before := objects.get(key)) == after else after
+        version = int(found.resourceVersion)
+        for key in objects.keys() | listed.keys():
+            if heard.get(key, 0) <= version:
+                self._keep(kind, key, listed.get(key))
+        self._listed[kind] = time.monotonic()
+        return str(max(version, *heard.values()) if heard else version)
+
+    async def _watch(self, kind: Kind, version: str) -> NoReturn:
         resource, kept, namespaced = _WATCHED[kind]
         events: Any = self._client.watch(resource, resource_version=version, **_everywhere(namespaced))
         async with contextlib.aclosing(events):
             async for event, each in events:
                 key = _key_of(each)
-                before = self._objects[kind].pop(key, None)
-                after = None if event == "DELETED" else kept(each.to_dict())
-                if after is not None:
-                    self._objects[kind][key] = after
-                if before != after:
-                    self.changed.set()
+                self._heard[kind][key] = int(each.metadata.resourceVersion)
+                self._keep(kind, key, None if event == "DELETED" else kept(each.to_dict()))
+        raise AssertionError("no watch ends")
+
+    def _keep(self, kind: Kind, key: Key, after: Any) -> None:
+        """Keep what an object is now; None: it does not count, or is gone."""
+        objects = self._objects[kind]
+        before = objects.get(key)
+        if before == after:
+            return
+        if after is None:
+            del objects[key]
+        else:
+            objects[key] = after
+        for listener in self._listeners:
+            listener(kind, before, after)
 
 
 def _everywhere(namespaced: bool) -> dict[str, Any]:

@@ -50,6 +50,8 @@ class Metrics:
             "Pods with shared volumes on a node whose containers have not begun.",
             registry=self._registry,
         )
+        #: What the exposition counts of each node.
+        self._of_nodes: dict[str, tuple[Mapping[tuple[str, str], int], int]] = {}
         self._starts = Histogram(
             f"{_PREFIX}_mount_pod_start_seconds",
             "Time from the creation of a mount pod until it served, of those that this process has created.",
@@ -58,17 +60,19 @@ class Metrics:
         )
         self._looks = Histogram(
             f"{_PREFIX}_reconcile_seconds",
-            "Time in which it was decided which mount pods there must be, and the API server was asked for them.",
+            "Time in which it was decided which mount pods a node must have, and the API server was asked for them.",
             buckets=_BUCKETS,
             registry=self._registry,
         )
 
-    def show_mount_pods(self, numbers: Mapping[tuple[str, str], int], waiting: int) -> None:
-        """Have the exposition tell of the mount pods, by template and phase, and of the pods that wait for them."""
-        self._mount_pods.clear()
-        for labels, number in numbers.items():
-            self._mount_pods.labels(*labels).set(number)
-        self._waiting.set(waiting)
+    def show_mount_pods(self, node: str, numbers: Mapping[tuple[str, str], int], waiting: int) -> None:
+        """Have the exposition count a node's mount pods, by template and phase, and the pods that wait for them."""
+        before, waited = self._of_nodes.pop(node, ({}, 0))
+        for labels in before.keys() | numbers.keys():
+            self._mount_pods.labels(*labels).inc(numbers.get(labels, 0) - before.get(labels, 0))
+        self._waiting.inc(waiting - waited)
+        if numbers or waiting:
+            self._of_nodes[node] = numbers, waiting
 
     def count_start(self, seconds: float) -> None:
         """Count a mount pod that serves."""

@@ -1,5 +1,8 @@
 """Keeps the mount pods that are wanted: looks at what the cache has heard, and asks the API server for what is missing.
 
+Mount pods have to do with pods of their own node only, so each node is looked at by itself: when something is heard of
+it, and from time to time.
+
 Replicas do the same, each by itself, for what one of them creates has a name that the other would give it, too. Nothing
 is remembered that matters: after a crash, the next look finds what is still to be done.
 """
@@ -8,9 +11,10 @@ import asyncio
 import contextlib
 import datetime
 import logging
+import random
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -23,6 +27,7 @@ from fusermount3_controller import mount_pod_events, mount_pods, served_volumes
 from fusermount3_controller.cluster_cache import ATTACHMENT, POD, ClusterCache
 from fusermount3_controller.controller_metrics import Metrics
 from fusermount3_controller.faults import Invalid
+from fusermount3_controller.look_queue import LookQueue
 from fusermount3_controller.mount_pod_steps import (
     CreatePod,
     DeleteAttachment,
@@ -33,15 +38,23 @@ from fusermount3_controller.mount_pod_steps import (
     steps,
 )
 from fusermount3_controller.mount_pods import Existing, Phase, User, moment
+from fusermount3_controller.node_index import NodeIndex
 from fusermount3_controller.served_volumes import Kind, Known, Manifest, Reference
 from fusermount3_controller.wanted_mount_pods import Wanted, may_use, wanted
 
-#: Seconds between looks while nothing is heard: some steps wait for a time to come.
+#: Seconds between looks at a node on which something is not as it is to be, or waits for a time to come.
 INTERVAL = 10.0
-#: Seconds after a look in which what is heard is collected.
+#: Seconds between looks at a node of which nothing is heard.
+_RESYNC = 60.0
+#: Seconds after a look in which what is heard of the node is collected.
 _COLLECTING = 0.3
 #: Seconds until the next try, if the API server can't be asked.
 _PAUSE = 2.0
+#: Seconds for which a status may be old: so those that follow each other closely are written once. Each replica waits
+#: for another time between these, and mostly sees then that the other one has written it.
+_STATUS_DELAY = (0.5, 2.0)
+#: Nodes that are looked at at once: each waits for the API server most of the time.
+_AT_ONCE = 16
 _NOT_FOUND, _CONFLICT = 404, 409
 #: Fields of a status that are not always there.
 _OPTIONAL = ("mountPod", "message", "idleSince")
@@ -61,70 +74,129 @@ class MountPodKeeper:
         self._cache = cache
         self._metrics = metrics
         self._namespace = namespace
-        #: The names of events, and the mount pods that this process has created and that have not served yet.
+        self._index = NodeIndex()
+        self._queue = LookQueue(_COLLECTING)
+        #: Nodes with volumes that wait for what claims and PersistentVolumes may bring.
+        self._unsettled: set[str] = set()
+        #: When a status is to be written that differs, in seconds of the monotonic clock, by the attachment's name.
+        self._statuses: dict[str, float] = {}
+        #: The names of events that are known to be there.
         self._told: set[tuple[str, str]] = set()
-        self._begun: set[str] = set()
+        #: By node, the mount pods that this process has created and that have not served yet.
+        self._begun: dict[str, set[str]] = {}
+        cache.listen(self._hear)
 
     async def keep(self, interval: float = INTERVAL) -> NoReturn:
-        """Look whenever something is heard, and from time to time."""
+        """Look at each node when something of it is heard, and from time to time."""
+        while not self._cache.is_full():
+            await asyncio.sleep(_COLLECTING)
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(_AT_ONCE):
+                tasks.create_task(self._keep(interval))
+        raise AssertionError("no task ends")
+
+    def _hear(self, kind: Kind, before: Any, after: Any) -> None:
+        nodes: Iterable[str]
+        if kind in (Kind.POD, Kind.ATTACHMENT):
+            nodes = self._index.change(kind, before, after)
+        elif kind in (Kind.CLAIM, Kind.VOLUME):
+            # That a volume is bound, and what it is, stays as it is.
+            nodes = self._unsettled
+        else:
+            nodes = self._index.nodes()
+        for node in nodes:
+            self._queue.add(node)
+
+    async def _keep(self, interval: float) -> NoReturn:
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(interval):
-                    await self._cache.changed.wait()
-            self._cache.changed.clear()
-            pause = _COLLECTING
+            node = await self._queue.take()
+            again: float | None = _PAUSE
             try:
-                await self.look(datetime.datetime.now(datetime.UTC))
+                again = await self.look(node, datetime.datetime.now(datetime.UTC), interval)
             except Exception as error:
                 # Whatever it was: who does not look any more keeps all pods waiting.
-                pause = _PAUSE
-                _log.warning("can't look after the mount pods: %r; trying again in %.0f s", error, pause)
-                self._cache.changed.set()
-            await asyncio.sleep(pause)
+                _log.warning("can't look after the mount pods of %s: %r; trying again in %.0f s", node, error, _PAUSE)
+            finally:
+                self._queue.done(node, again)
 
-    async def look(self, now: datetime.datetime) -> None:
-        """Do what is to be done. Raises httpx2.HTTPError, if the API server can't be asked."""
-        if not self._cache.is_full():
-            return
+    async def look(self, node: str, now: datetime.datetime, interval: float = INTERVAL) -> float | None:
+        """Do what is to be done on the node; return in how many seconds to look again, None if nothing is there.
+
+        Raises httpx2.HTTPError, if the API server can't be asked.
+        """
         begin = time.monotonic()
-        pods, attachments = self._cache.objects(Kind.POD), self._cache.objects(Kind.ATTACHMENT)
-        known = await self._known(pods)
-        # Not here: with many pods it takes long enough to be noticed by those that ask the webhook.
-        want, existing, todo = await asyncio.to_thread(_decided, pods, known, attachments, now, self._namespace)
-        self._measure(want, existing)
+        users = self._index.users(node)
+        known = await self._known(users)
+        # From here on, all is of one moment.
+        users, attachments = self._index.users(node), self._index.attachments(node)
+        want = wanted(users, known)
+        names = {each["metadata"]["name"] for each in attachments} | {each.name for each in want.mounts.values()}
+        existing = self._index.mount_pods(names)
+        todo = steps(want, existing, attachments, now, self._namespace)
+        self._measure(node, want, existing, attachments)
+        # A user waits for the first of these, and nobody for the last.
+        todo.sort(key=lambda step: isinstance(step, SetStatus | Report))
         for step in todo:
             try:
-                await self._do(step, now)
+                await self._do(step, node, now)
             except ApiError as error:
                 _log.warning("%s", visible(f"{type(step).__name__}: the API server refuses: {error}"))
         self._metrics.show_look(time.monotonic() - begin)
+        return self._again(node, want, existing, attachments, todo, interval)
 
-    async def _known(self, pods: list[Manifest]) -> Known:
+    async def _known(self, users: list[Manifest]) -> Known:
         """Return what is known, with all that the pods' volumes refer to, as far as it exists."""
         known = self._cache.known()
-        incomplete = await asyncio.to_thread(_incomplete, pods, known)
+        incomplete = [pod for pod in users if may_use(pod) and served_volumes.missing(pod, known)]
         return await self._cache.looked_up(partial(_missing, incomplete)) if incomplete else known
 
-    def _measure(self, want: Wanted, existing: Iterable[Existing]) -> None:
+    def _again(
+        self,
+        node: str,
+        want: Wanted,
+        existing: list[Existing],
+        attachments: list[Manifest],
+        todo: list[Step],
+        interval: float,
+    ) -> float | None:
+        """Return in how many seconds to look again."""
+        written = {step.name for step in todo if isinstance(step, SetStatus)}
+        for attachment in attachments:
+            if (name := attachment["metadata"]["name"]) not in written:
+                self._statuses.pop(name, None)
+        is_settled = not todo and not want.held and len(want.mounts) == len(attachments)
+        is_settled = is_settled and all(each.phase is Phase.SERVED for each in existing)
+        (self._unsettled.discard if is_settled else self._unsettled.add)(node)
+        if node not in self._index.nodes():
+            self._unsettled.discard(node)
+            return None
+        now = time.monotonic()
+        waits = [self._statuses[name] - now for name in written if name in self._statuses]
+        return min([_RESYNC if is_settled else interval, *waits])
+
+    def _measure(self, node: str, want: Wanted, existing: list[Existing], attachments: list[Manifest]) -> None:
         templates = {mount.name: mount.shared.template.name for mount in want.mounts.values()}
-        for attachment in self._cache.objects(Kind.ATTACHMENT):
+        for attachment in attachments:
             templates[attachment["metadata"]["name"]] = attachment["spec"].get("volumeTemplate", "")
         waiting = {user.uid for mount in want.mounts.values() for user in mount.users if user.is_new}
         self._metrics.show_mount_pods(
-            Counter((templates.get(each.base, ""), each.phase) for each in existing), len(waiting)
+            node, Counter((templates[each.base], str(each.phase)) for each in existing), len(waiting)
         )
+        begun = self._begun.get(node, set())
         for pod in existing:
-            if pod.uid in self._begun and pod.phase is Phase.SERVED:
-                self._begun.discard(pod.uid)
-                self._metrics.count_start((moment(pod.served_since) - moment(pod.created)).total_seconds())
-        self._begun &= {each.uid for each in existing}
+            if pod.uid in begun and pod.phase is not Phase.PENDING:
+                begun.discard(pod.uid)
+                if pod.phase is Phase.SERVED:
+                    self._metrics.count_start((moment(pod.served_since) - moment(pod.created)).total_seconds())
+        if not begun or not want.mounts:
+            self._begun.pop(node, None)
 
     # Steps
 
-    async def _do(self, step: Step, now: datetime.datetime) -> None:
+    async def _do(self, step: Step, node: str, now: datetime.datetime) -> None:
         match step:
             case CreatePod():
-                await self._create(step, now)
+                self._begun.setdefault(node, set()).update(await self._create(step, now))
             case DeletePod(pod, grace):
                 with _already(_NOT_FOUND):
                     await self._client.delete(POD, pod.name, namespace=pod.namespace, grace_period=grace)
@@ -133,6 +205,10 @@ class MountPodKeeper:
                 with _already(_NOT_FOUND):
                     await self._client.delete(ATTACHMENT, name)
             case SetStatus(name, status):
+                due = self._statuses.setdefault(name, time.monotonic() + random.uniform(*_STATUS_DELAY))
+                if time.monotonic() < due:
+                    return
+                del self._statuses[name]
                 patch = {"status": {**dict.fromkeys(_OPTIONAL), **status}}
                 with _already(_NOT_FOUND):
                     await self._client.patch(ATTACHMENT.Status, name, patch, patch_type=PatchType.MERGE)
@@ -140,7 +216,8 @@ class MountPodKeeper:
                 text = f"mount pod {pod.namespace}/{pod.name}: {pod.failure}"
                 await self._tell([user], mount_pod_events.FAILED, text, now)
 
-    async def _create(self, step: CreatePod, now: datetime.datetime) -> None:
+    async def _create(self, step: CreatePod, now: datetime.datetime) -> Sequence[str]:
+        """Create the pod; return its UID, if there was none."""
         mount, name = step.mount, f"{step.mount.name}-{step.number}"
         namespace = mount.namespace(self._namespace)
         where = f"mount pod {namespace}/{name}"
@@ -149,15 +226,15 @@ class MountPodKeeper:
             created = await self._client.create(POD(manifest))
         except Invalid as error:
             await self._tell(mount.users, mount_pod_events.FAILED, f"{where}: {error}", now)
-            return
+            return ()
         except ApiError as error:
             if error.status.code == _CONFLICT:
-                return  # another replica was faster, or this one has not heard of it yet
+                return ()  # another replica was faster, or this one has not heard of it yet
             await self._tell(mount.users, mount_pod_events.FAILED, f"{where}: {error.status.message}", now)
             raise
         _log.info("%s: created for %d pods on %s", where, len(mount.users), mount.node)
-        self._begun.add(str(created.metadata.uid))
         await self._tell(mount.users, mount_pod_events.CREATED, f"{where} is to serve the volume", now)
+        return (str(created.metadata.uid),)
 
     async def _owner(self, step: CreatePod) -> str:
         """Return the UID of the MountPodAttachment, which is created unless it is there."""
@@ -186,24 +263,8 @@ class MountPodKeeper:
                     _log.warning("%s", visible(f"can't write an event: {error}"))
 
 
-def _incomplete(pods: list[Manifest], known: Known) -> list[Manifest]:
-    return [pod for pod in pods if may_use(pod) and served_volumes.missing(pod, known)]
-
-
 def _missing(pods: list[Manifest], known: Known) -> set[Reference]:
     return set().union(*(served_volumes.missing(pod, known) for pod in pods))
-
-
-def _decided(
-    pods: list[Manifest],
-    known: Known,
-    attachments: list[Manifest],
-    now: datetime.datetime,
-    namespace: str,
-) -> tuple[Wanted, list[Existing], list[Step]]:
-    existing = [each for each in map(mount_pods.existing, pods) if each]
-    want = wanted(pods, known)
-    return want, existing, steps(want, existing, attachments, now, namespace)
 
 
 @contextlib.contextmanager

@@ -35,14 +35,23 @@ CREATED = "2026-01-01T12:00:00Z"
 
 
 class ApiServer:
-    """`objects` by path; those of a collection begin with its path. `requests`: what was asked, without watches."""
+    """`objects` by path; those of a collection begin with its path.
+
+    `requests`: what was asked, without watches; `patches`: what was to be changed.
+    """
 
     def __init__(self) -> None:
         self.objects: dict[str, Manifest] = {}
         self.requests: list[str] = []
+        self.patches: list[str] = []
         #: Seconds that each GET of one object takes.
         self.slowness = 0.0
+        #: Lists are answered when this is set, with what there was when they were asked for.
+        self.lists = asyncio.Event()
+        self.lists.set()
         self.is_broken = False
+        #: Watches tell nothing.
+        self.is_silent = False
         #: What is said to who creates an object of which the path begins so.
         self.refusals: dict[str, str] = {}
         #: All versions before this one are forgotten, as the real one does after five minutes.
@@ -65,7 +74,9 @@ class ApiServer:
 
     async def remove(self, path: str) -> None:
         self._version += 1
-        await self._happened("DELETED", path, self.objects.pop(path))
+        manifest = self.objects.pop(path)
+        metadata = manifest["metadata"] | {"resourceVersion": str(self._version)}
+        await self._happened("DELETED", path, manifest | {"metadata": metadata})
 
     async def forget(self) -> None:
         """End all watches, and know nothing of what was before."""
@@ -106,6 +117,7 @@ class ApiServer:
         if request.path in COLLECTIONS:
             items = [each for path, each in self.objects.items() if _is_of(path, request.path)]
             metadata = {"resourceVersion": str(self._version)}
+            await self.lists.wait()
             return _json({"kind": "List", "apiVersion": "v1", "metadata": metadata, "items": items})
         await asyncio.sleep(self.slowness)
         if request.path not in self.objects:
@@ -119,7 +131,7 @@ class ApiServer:
         with contextlib.suppress(ConnectionResetError):
             while seen >= self.oldest:
                 for version, event, path, manifest in list(self._events):
-                    if version > seen and _is_of(path, request.path):
+                    if version > seen and not self.is_silent and _is_of(path, request.path):
                         await response.write(json.dumps({"type": event, "object": manifest}).encode() + b"\n")
                         seen = version
                 async with self._changed:
@@ -149,6 +161,7 @@ class ApiServer:
 
     async def _patch(self, request: web.Request) -> web.StreamResponse:
         patch = await request.json()
+        self.patches.append(request.path)
         if (path := request.path.removesuffix("/status")) != request.path:
             if path not in self.objects:
                 return _status(404, "not found")

@@ -104,6 +104,44 @@ def test_all_is_listed_again_from_time_to_time() -> None:
     asyncio.run(run())
 
 
+def test_what_is_heard_while_all_is_listed_again_is_known_at_once_and_stays() -> None:
+    """With many objects, a list takes seconds, and says then what was."""
+
+    async def run() -> None:
+        server = await filled()
+        heard: list[tuple[object, object]] = []
+        async with followed(server, resync=0.05) as cache:
+            cache.listen(lambda kind, before, after: heard.append((before, after)) if kind is Kind.CLASS else None)
+            server.lists.clear()
+            number = len(server.requests)
+            await until(lambda: server.requests[number:].count(CLASSES) == 1)
+            await server.put(f"{CLASSES}/new", CLASS | {"parameters": {}})
+            await server.put(f"{CLASSES}/new", CLASS)
+            await server.remove(f"{CLASSES}/photos")
+            await until(lambda: list(cache.known().classes) == ["new"])
+            server.lists.set()
+            await until(lambda: server.requests[number:].count(CLASSES) == 2)
+            assert list(cache.known().classes) == ["new"]
+            await server.put(f"{CLASSES}/third", CLASS)
+            await until(lambda: list(cache.known().classes) == ["new", "third"])
+        first = CLASS | {"parameters": {}}
+        assert heard == [(None, first), (first, CLASS), (CLASS, None), (None, CLASS)]
+
+    asyncio.run(run())
+
+
+def test_what_a_dead_watch_has_not_told_is_known_after_the_next_list() -> None:
+    async def run() -> None:
+        server = await filled()
+        async with followed(server, resync=0.05) as cache:
+            server.is_silent = True
+            await server.put(f"{CLASSES}/new", CLASS)
+            await server.remove(f"{CLASSES}/photos")
+            await until(lambda: list(cache.known().classes) == ["new"])
+
+    asyncio.run(run())
+
+
 def test_what_is_not_known_yet_is_looked_up() -> None:
     """All of it is newer than the cache."""
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,14 +13,16 @@ from fusermount3_controller import kept_pods, mount_pod_keeper, mount_pods
 from fusermount3_controller.cluster_cache import ClusterCache
 from fusermount3_controller.controller_metrics import Metrics
 from fusermount3_controller.mount_pod_keeper import MountPodKeeper
-from fusermount3_controller.wanted_mount_pods import wanted
-from tests.unit.controller.api_server import ATTACHMENTS, TEMPLATES, VOLUMES, ApiServer
+from fusermount3_controller.wanted_mount_pods import Wanted, wanted
+from tests.unit.controller.api_server import ATTACHMENTS, CLASSES, TEMPLATES, VOLUMES, ApiServer
 from tests.unit.controller.cluster import at, known, mount_of, mount_pod, user
 from tests.unit.controller.samples import Manifest, claim, inline, shared, volume
-from tests.unit.controller.test_cluster_cache import until
+from tests.unit.controller.test_cluster_cache import CLASS, until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterable
+
+    from fusermount3_controller.served_volumes import Known
 
 TEAM, MOUNTS = "/api/v1/namespaces/team", "/api/v1/namespaces/fuse-mounts/pods"
 USER = f"{TEAM}/pods/app"
@@ -43,8 +44,16 @@ class Cluster:
         events = [each for path, each in self.api.objects.items() if path.startswith(f"{TEAM}/events/")]
         return sorted((each["reason"], each["message"]) for each in events)
 
+    def phases(self) -> list[str]:
+        """Return what the attachments say."""
+        return [
+            each.get("status", {}).get("phase", "")
+            for path, each in self.api.objects.items()
+            if path.startswith(ATTACHMENTS)
+        ]
+
     def workloads(self) -> list[Manifest]:
-        """Return those that the only attachment names."""
+        """Return those that the attachments name."""
         status = [each.get("status", {}) for path, each in self.api.objects.items() if path.startswith(ATTACHMENTS)]
         return [each for one in status for each in one.get("workloads", [])]
 
@@ -61,7 +70,7 @@ class Cluster:
         await self.api.put(path, copy.deepcopy(self.api.objects[path]) | {"status": status})
 
     @contextlib.asynccontextmanager
-    async def kept(self, number: int = 1) -> AsyncIterator[None]:
+    async def kept(self, number: int = 1, interval: float = 0.2) -> AsyncIterator[None]:
         """So many controllers."""
         async with contextlib.AsyncExitStack() as stack:
             tasks = []
@@ -69,7 +78,7 @@ class Cluster:
                 client = await stack.enter_async_context(self.api.client())
                 cache = ClusterCache(client)
                 keeper = MountPodKeeper(client, cache, self.metrics, "fuse-mounts")
-                tasks += [asyncio.create_task(each) for each in (cache.follow(), keeper.keep(0.2))]
+                tasks += [asyncio.create_task(each) for each in (cache.follow(), keeper.keep(interval))]
             yield
             assert not any(task.done() for task in tasks)
             for task in tasks:
@@ -167,25 +176,82 @@ def test_who_waits_for_what_the_api_server_refuses_is_told_why() -> None:
     asyncio.run(run())
 
 
-def test_what_takes_long_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With ten thousand pods, it takes a tenth of a second, and the webhook answers in the same process."""
-    threads = set()
+def test_an_event_of_one_node_has_no_other_node_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So ten thousand pods cost as much as there are events, and the webhook answers in the same process."""
+    looks: list[set[str]] = []
 
-    def decided(*arguments: Any) -> Any:
-        threads.add(threading.get_ident())
-        return real(*arguments)
+    def recorded(pods: Iterable[Manifest], known: Known) -> Wanted:
+        pods = list(pods)
+        looks.append({pod["metadata"]["name"] for pod in pods})
+        return wanted(pods, known)
 
-    real = mount_pod_keeper._decided
-    monkeypatch.setattr(mount_pod_keeper, "_decided", decided)
+    monkeypatch.setattr(mount_pod_keeper, "wanted", recorded)
 
     async def run() -> None:
         cluster = Cluster()
         await cluster.fill()
-        async with cluster.kept():
-            await until(lambda: cluster.named(MOUNTS))
+        await cluster.api.put(f"{TEAM}/pods/other", user("other", node="n2"))
+        async with cluster.kept(interval=60):
+            await until(lambda: len(cluster.named(MOUNTS)) == 2)
+            for name in cluster.named(MOUNTS):
+                await cluster.change(name, phase="Running", conditions=[READY])
+            await until(lambda: cluster.phases() == ["Served", "Served"])
+            looks.clear()
+            for number in range(5):
+                await cluster.api.put(f"{TEAM}/pods/next-{number}", user(f"next-{number}"))
+                await until(lambda: any(f"next-{number}" in look for look in looks))  # noqa: B023
 
     asyncio.run(run())
-    assert threads and threading.get_ident() not in threads
+    # Its own last status may have been heard only then.
+    assert looks.count({"other"}) <= 1 < len(looks)
+    assert not [look for look in looks if "other" in look and len(look) > 1]
+
+
+def test_a_volume_that_comes_after_its_user_is_served_at_once() -> None:
+    """By hand, a pod can be on a node before its claim is bound."""
+
+    async def run() -> None:
+        cluster = Cluster()
+        await cluster.fill()
+        await cluster.api.put(f"{TEAM}/persistentvolumeclaims/photos", claim(storageClassName="s3"))
+        await cluster.api.put(f"{CLASSES}/s3", CLASS)
+        async with cluster.kept(interval=60):
+            await until(lambda: cluster.metrics.exposition().count(b"reconcile_seconds_count 0.0") == 0)
+            assert not cluster.named(MOUNTS)
+            await cluster.api.put(f"{TEAM}/persistentvolumeclaims/photos", claim(volumeName="photos"))
+            await until(lambda: cluster.named(MOUNTS) == [f"{NAME}-0"])
+
+    asyncio.run(run())
+
+
+def test_a_template_that_comes_after_its_users_serves_them_at_once() -> None:
+    async def run() -> None:
+        cluster = Cluster()
+        await cluster.fill()
+        template = cluster.api.objects[f"{TEMPLATES}/s3"]
+        await cluster.api.remove(f"{TEMPLATES}/s3")
+        async with cluster.kept(interval=60):
+            await until(lambda: cluster.metrics.exposition().count(b"reconcile_seconds_count 0.0") == 0)
+            assert not cluster.named(MOUNTS)
+            await cluster.api.put(f"{TEMPLATES}/s3", template)
+            await until(lambda: cluster.named(MOUNTS) == [f"{NAME}-0"])
+
+    asyncio.run(run())
+
+
+def test_statuses_that_follow_each_other_are_written_once() -> None:
+    async def run() -> None:
+        cluster = Cluster()
+        await cluster.fill()
+        async with cluster.kept(2):
+            await until(lambda: cluster.named(MOUNTS))
+            for number in range(20):
+                await cluster.api.put(f"{TEAM}/pods/app-{number}", user(f"app-{number}"))
+                await asyncio.sleep(0.05)
+            await until(lambda: len(cluster.workloads()) == 21)
+        assert len(cluster.api.patches) <= 6
+
+    asyncio.run(run())
 
 
 def test_an_api_server_that_fails_is_asked_again() -> None:
