@@ -55,7 +55,7 @@ class ContainerNames:
         if id := cgroups.container_id(part):
             return self._name_in_storage(id) or self._name_in_docker(id)
         if uid := cgroups.pod_named(part):
-            return self._pod(uid.replace(b"_", b"-").decode())
+            return self.pod(uid.replace(b"_", b"-").decode())
         return ""
 
     def may_name(self, path: str) -> bool:
@@ -105,7 +105,8 @@ class ContainerNames:
         name = state.get("Name") if isinstance(state, dict) else None
         return name.lstrip("/") if isinstance(name, str) else ""
 
-    def _pod(self, uid: str) -> str:
+    def pod(self, uid: str) -> str:
+        """Return "NAMESPACE/POD" of the pod with that UID, else ""."""
         if self._pods is None:
             self._pods = {}
             with suppress(OSError):

@@ -291,7 +291,8 @@ def mounts(config_path: Path | None, as_json: bool, dead: bool, hung: bool, cont
     STATE is live; dead, when no process serves the filesystem any more; or hung, when requests wait for its program and
     their number has not moved for some time, see hung_seconds in the configuration. PID and COMMAND are those of the
     FUSE program, once the broker has seen it serve: usually after a second. CONTAINER is its name if Podman, Docker or
-    kubelet has one for it on this host, else the beginning of its ID.
+    kubelet has one for it on this host, else the beginning of its ID. PODS, shown where pods share the filesystem of a
+    mount pod, are those that have it.
     """
     from fusermount3_broker.cli import live_display, mounts_table
     from fusermount3_broker.cli import mounts as of_mounts

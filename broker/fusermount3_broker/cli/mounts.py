@@ -27,7 +27,8 @@ def ask(at: Path, names: RememberedNames | None = None) -> list[Answered]:
 
 
 def name_containers(mounts: Iterable[Answered], names: ContainerNames) -> None:
-    """Add `container_id` and `container_name` to each mount; empty if they are unknown.
+    """Add `container_id` and `container_name` to each mount, empty if they are unknown; and to one that is shared,
+    `borrower_pods`, the names of the pods that have it.
 
     Users may give cgroups of their own the ID of anybody's container. So only what the broker accounts for as a
     container, and nobody but root could make, gets a name.
@@ -37,6 +38,14 @@ def name_containers(mounts: Iterable[Answered], names: ContainerNames) -> None:
         is_container = kind == "container" and names.may_name(path)
         mount["container_id"] = cgroups.container_id(mount["container"].encode("utf-8", "replace"))
         mount["container_name"] = names.name(mount["container"]) if is_container else ""
+        if mount.get("share"):
+            mount["borrower_pods"] = [_pod_at(target, names) for target in mount["borrowers"]]
+
+
+def _pod_at(target: str, names: ContainerNames) -> str:
+    """Return the name of the pod whose volume is at that target, pods/UID/… in kubelet's directory."""
+    uid = target.removeprefix("pods/").partition("/")[0]
+    return names.pod(uid) or f"pod {uid[:_SHORT_UID]}"
 
 
 def wanted(mounts: Iterable[Answered], states: Collection[str], container: str) -> list[Answered]:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions
@@ -15,6 +16,10 @@ from fusermount3_broker.messages.untrusted_text import visible
 
 #: PID and COMMAND are those of the FUSE program.
 HEADINGS = ("REQUEST", "STATE", "AGE", "MOUNTPOINT", "TYPE", "SOURCE", "UID", "PID", "COMMAND", "CONTAINER")
+#: The column for filesystems that pods share, in a table with any.
+SHARED = "PODS"
+#: The most pods whose names are shown.
+_MOST_PODS = 3
 #: Columns whose cells are short, and are neither folded nor cut.
 _WHOLE = {"REQUEST", "STATE", "AGE", "UID", "PID", "COMMAND"}
 
@@ -36,6 +41,14 @@ def cells(mount: Answered, now: float) -> list[str]:
             container_of(mount) or "-",
         )
     ]
+
+
+def pods(mount: Answered) -> str:
+    """Return which pods share the filesystem with the mount pod; empty, if it is not shared."""
+    names: list[Any] = mount.get("borrower_pods", [])
+    more = len(names) - _MOST_PODS
+    shown = [*names[:_MOST_PODS], *([f"{more} more"] if more > 0 else [])]
+    return visible(", ".join(shown)) or ("-" if mount.get("share") else "")
 
 
 def lines(mounts: Iterable[Answered]) -> list[str]:
@@ -66,18 +79,21 @@ class MountsTable:
 def _rows(mounts: Iterable[Answered]) -> list[Sequence[str]]:
     """Return the headings, and the cells of each mount."""
     now = time.time()
-    return [HEADINGS, *(cells(mount, now) for mount in mounts)]
+    listed = list(mounts)
+    if not any(mount.get("share") for mount in listed):
+        return [HEADINGS, *(cells(mount, now) for mount in listed)]
+    return [(*HEADINGS, SHARED), *([*cells(mount, now), pods(mount)] for mount in listed)]
 
 
 def _natural_widths(rows: Iterable[Sequence[str]]) -> list[int]:
     return [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
 
 
-def _fitted_widths(rows: Iterable[Sequence[str]], width: int) -> list[int]:
+def _fitted_widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
     """Return the widths of the columns in a table of that width. What does not fit, the widest columns lack."""
     natural = _natural_widths(rows)
-    least = [own if heading in _WHOLE else len(heading) for own, heading in zip(natural, HEADINGS, strict=True)]
-    room = width - (len(HEADINGS) - 1)
+    least = [own if heading in _WHOLE else len(heading) for own, heading in zip(natural, rows[0], strict=True)]
+    room = width - (len(natural) - 1)
     most = min(max(natural), max(room, 1))
     while sum(fitted := [min(own, max(least_, most)) for own, least_ in zip(natural, least, strict=True)]) > room:
         if fitted == least:

@@ -119,6 +119,34 @@ def test_a_very_long_cell_is_fitted_and_cut_without_going_through_all_of_it(monk
     assert compared < len(mounts_table.HEADINGS) * 120
 
 
+def shared(*uids: str) -> dict[str, Any]:
+    targets = [f"pods/{uid}/volumes/kubernetes.io~csi/data/mount" for uid in uids]
+    return MOUNT | {"share": "k" * 64, "borrowers": targets}
+
+
+def test_a_filesystem_that_pods_share_is_shown_with_these(tmp_path: Path) -> None:
+    (tmp_path / f"var/log/pods/shop_app-1_{POD}").mkdir(parents=True)
+    mount, alone = named(shared(POD, "12345678-0000"), MOUNT, root=tmp_path)
+    assert mount["borrower_pods"] == ["shop/app-1", "pod 12345678"]
+    headings, row, other = mounts_table.lines([mount, alone])
+    assert headings.split() == [*mounts_table.HEADINGS, "PODS"]
+    place = headings.index("PODS")
+    assert (row[place:], other[place:]) == ("shop/app-1, pod 12345678", "")
+
+
+def test_of_many_pods_a_few_are_shown_and_of_none_that_there_is_none() -> None:
+    mount, unused = named(shared(*"abcde"), shared())
+    assert mounts_table.pods(mount) == "pod a, pod b, pod c, 2 more"
+    assert mounts_table.pods(unused) == "-"
+    assert len(mount["borrower_pods"]) == 5
+
+
+@pytest.mark.parametrize("most", [None, 2])
+def test_a_table_with_shared_filesystems_fits_the_terminal(most: int | None) -> None:
+    lines = drawn(120, shared(*(f"{number:08}" for number in range(3))), MOUNT | LONG, most=most)
+    assert max(map(len, lines)) <= 120
+
+
 def test_a_mount_without_a_known_program_shows_none() -> None:
     _, row = drawn(200, MOUNT | {"program_pid": 0, "program_command": ""})
     assert row.split()[-3:-1] == ["-", "-"]
