@@ -1,6 +1,7 @@
 """``--wait-unused``, for the preStop hook of a mount pod: waits until no other pod uses the filesystem of its volume.
 
-The broker knows who does. Asking changes nothing, so a broker that is being restarted is asked again.
+The broker knows who does. Once asked, it gives the filesystem to no other pod, so the wait comes to an end. A question
+may be repeated, so a broker that is being restarted is asked again.
 """
 
 from _socket import AF_UNIX, MSG_NOSIGNAL, SOCK_CLOEXEC, SOCK_SEQPACKET, socket

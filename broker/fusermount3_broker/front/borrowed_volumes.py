@@ -7,10 +7,14 @@ starts without the filesystem. If it has waited too long, it has left nothing be
 
 A borrower keeps the filesystem that it has for as long as that is served, also if the source is removed or there is a
 newer one. If the filesystem is dead, it gets the next one that is served, in its running containers, too.
+
+A source *retires* when its pod asks whether it is still used, as a pod does that is about to end: no borrower gets its
+filesystem any more. Who needs one waits for another source, as the controller creates one.
 """
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -37,6 +41,8 @@ _LOOKS = [0.01 * 2**number for number in range(6)]
 _LOOK_AGAIN = 5.0
 #: Seconds between questions to a FUSE program that has not answered: the first pause, and the longest.
 _ASK_AGAIN, _LONGEST_PAUSE = 0.1, 5.0
+#: Seconds for which a source that has asked whether it is used retires. A pod that is about to end asks each second.
+RETIRING = 60.0
 #: What is no answer of a FUSE program: it has mounted nothing, is gone, or hangs.
 _NO_ANSWERS = (ENODATA, ENOTCONN, ETIMEDOUT)
 
@@ -73,6 +79,10 @@ class Borrowing:
         self._restored_containers = restored_containers
         #: The connections of sources whose FUSE program has answered.
         self._answered: set[int] = set()
+        #: The connections of sources that retire, and until when, in monotonic seconds.
+        self._retiring: dict[int, float] = {}
+        #: The connections that new borrowers are about to have.
+        self._promised: Counter[int] = Counter()
         #: Set, and replaced, when there may be a source for those who wait.
         self._news = asyncio.Event()
         self._waits: dict[bytes, list[_Wait]] = {}
@@ -152,19 +162,33 @@ class Borrowing:
         """Return the source whose filesystem the borrower would get now, with that, if there is one."""
         for source in self._sources(borrower):
             mount = self._newest(source)
-            if mount and mount.connection in self._answered and self._front.state(mount) == "live":
+            if mount and self._can_lend(mount):
                 return source, mount
         return None
 
-    def users(self, source: Volume) -> int:
-        """Return how many borrowers have a filesystem of the source, or may have one: a new front learns it soon."""
+    def _can_lend(self, mount: Mount) -> bool:
+        is_served = mount.connection in self._answered and self._front.state(mount) == "live"
+        return is_served and not self._retires(mount)
+
+    def retire(self, source: Volume) -> int:
+        """Give nobody else the filesystem of the source for `RETIRING` seconds; return how many borrowers have it.
+
+        Also counted is who may have it: a new front learns that soon. The program that mounts next does not retire.
+        """
         unknown = 0
-        own = {mount.connection for mount in self._front.registry.mounts_of(source.target)} | {unknown}
+        own = {mount.connection for mount in self._front.registry.mounts_of(source.target)}
+        now = time.monotonic()
+        self._retiring = {each: until for each, until in self._retiring.items() if until > now}
+        self._retiring |= dict.fromkeys(own, now + RETIRING)
         borrowers = self._volumes.borrowers(source.share) if source.share else []
-        return sum(
-            self._volumes.is_taken(each.target) and self._front.borrowed.get(each.target, unknown) in own
+        have = sum(
+            self._volumes.is_taken(each.target) and self._front.borrowed.get(each.target, unknown) in own | {unknown}
             for each in borrowers
         )
+        return have + sum(self._promised[each] for each in own)
+
+    def _retires(self, mount: Mount) -> bool:
+        return time.monotonic() < self._retiring.get(mount.connection, 0.0)
 
     # Borrowers -------------------------------------------------------------------------------------------------
 
@@ -211,8 +235,11 @@ class Borrowing:
         sources = self._sources(borrower)
         if not sources:
             return b"none on this node offers the volume"
-        if not any(map(self._newest, sources)):
+        mounts = [mount for mount in map(self._newest, sources) if mount]
+        if not mounts:
             return b"its FUSE program has not mounted the volume yet"
+        if all(map(self._retires, mounts)):
+            return b"it is about to end, and there is no other yet"
         return b"its FUSE program does not answer"
 
     async def _begun(self, wait: _Wait, borrower: Volume, _is_new: bool) -> bool:
@@ -220,7 +247,12 @@ class Borrowing:
         lender = self._lender(borrower)
         if wait.is_over or not lender:
             raise Refusal(ENOENT, b"")
-        return await self._borrow(borrower, *lender)
+        connection = lender[1].connection
+        self._promised[connection] += 1
+        try:
+            return await self._borrow(borrower, *lender)
+        finally:
+            self._promised -= Counter([connection])
 
     async def _renewed(self, borrower: Volume, is_new: bool) -> bool:
         """Make a borrower that has had a filesystem, as `Make`: give it another one if that is dead."""

@@ -50,8 +50,11 @@ class VolumeCall(Call):
         return await super()._read_request()
 
     def _answer_unused(self) -> None:
-        """Answer whether other pods have the filesystem of this volume. It is asked again and again, so not logged."""
-        users = self._publications.borrowing.users(self._volume)
+        """Answer whether other pods have the filesystem of this volume, which no other pod gets any more.
+
+        It is asked again and again, so not logged.
+        """
+        users = self._publications.borrowing.retire(self._volume)
         text = b"volumes of other pods that use the filesystem: %d" % users if users else b""
         self._send(Reply(self.id.encode(), EBUSY if users else 0, text))
 

@@ -221,26 +221,40 @@ def test_a_pod_goes_while_the_program_hangs_and_the_others_read_on(kubelet: Kube
         assert device(stays) == before
 
 
+def wait_unused(serving: Pod, seconds: int) -> CompletedProcess[str]:
+    command = ["fusermount3-proxy", "--wait-unused", "--timeout", f"{seconds}"]
+    return serving["starter"].exec(command, check=False)
+
+
 def test_a_mount_pod_can_wait_until_it_is_not_used_any_more(kubelet: Kubelet) -> None:
-    with kubelet.pod(mount_pod()) as serving:
+    with (
+        kubelet.pod(mount_pod()) as serving,
+        kubelet.pod(workload()) as running,
+        ThreadPoolExecutor() as beside,
+    ):
+        said = wait_unused(serving, 0)
+        assert (said.returncode, said.stderr) == (
+            1,
+            "fusermount3-proxy: volumes of other pods that use the filesystem: 1, waited 0 seconds\n",
+        )
+        waiting = beside.submit(wait_unused, serving, 60)
+        time.sleep(1)
+        assert not waiting.done()
+        running.tear_down()
+        assert waiting.result().returncode == 0
 
-        def wait(seconds: int) -> CompletedProcess[str]:
-            command = ["fusermount3-proxy", "--wait-unused", "--timeout", f"{seconds}"]
-            return serving["starter"].exec(command, check=False)
 
-        wait_for_volume(serving, "starter", OWN_MOUNTPOINT)
-        assert wait(0).returncode == 0
-        with kubelet.pod(workload()) as running, ThreadPoolExecutor() as beside:
-            said = wait(0)
-            assert (said.returncode, said.stderr) == (
-                1,
-                "fusermount3-proxy: volumes of other pods that use the filesystem: 1, waited 0 seconds\n",
-            )
-            waiting = beside.submit(wait, 60)
-            time.sleep(1)
-            assert not waiting.done()
-            running.tear_down()
-            assert waiting.result().returncode == 0
+def test_a_mount_pod_that_waits_gets_no_new_users(kubelet: Kubelet) -> None:
+    """Although it is the newest, whose filesystem a new pod gets otherwise."""
+    with kubelet.pod(mount_pod()) as older, kubelet.pod(replace(mount_pod(), name="newer")) as newer:
+        for each in (older, newer):
+            wait_for_volume(each, "starter", OWN_MOUNTPOINT)
+        with kubelet.pod(workload()) as running:
+            assert device(running) == kubelet.node.mounts(newer.target())[-1].device
+            assert wait_unused(newer, 0).returncode == 1
+            with kubelet.pod(workload()) as late:
+                assert device(late) == kubelet.node.mounts(older.target())[-1].device
+                assert device(running) == kubelet.node.mounts(newer.target())[-1].device
 
 
 def test_what_anybody_else_offers_is_not_used(kubelet: Kubelet) -> None:

@@ -155,6 +155,7 @@ def not_ready(why: bytes) -> tuple[int, bytes]:
 NONE = b"none on this node offers the volume"
 NOT_MOUNTED = b"its FUSE program has not mounted the volume yet"
 SILENT = b"its FUSE program does not answer"
+RETIRES = b"it is about to end, and there is no other yet"
 
 
 def test_all_that_use_a_volume_get_the_filesystem_of_its_mount_pod(run: Run) -> None:
@@ -376,16 +377,94 @@ def test_who_waits_when_it_is_unpublished_gets_nothing(run: Run, monkeypatch: py
     run(test)
 
 
+def test_a_mount_pod_that_is_about_to_end_gets_no_new_users(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who needs its filesystem waits for another one; who has it keeps it."""
+
+    async def test(scene: LendingScene) -> None:
+        await scene.publications.publish(SOURCE)
+        scene.mount(SOURCE, 5)
+        await scene.publications.publish(APP)
+        assert scene.publications.borrowing.retire(SOURCE) == 1
+        assert await refusal(scene, OTHER) == not_ready(RETIRES)
+        assert scene.device(APP) == 5
+        monkeypatch.setattr(borrowed_volumes, "LONGEST_WAIT", 20)
+        waiting = asyncio.create_task(scene.publications.publish(OTHER))
+        await asyncio.sleep(0.1)
+        await scene.publications.publish(NEWER)
+        scene.mount(NEWER, 6)
+        await waiting
+        assert (scene.device(APP), scene.device(OTHER)) == (5, 6)
+
+    run(test)
+
+
+def test_an_older_mount_pod_is_chosen_while_the_newest_is_about_to_end(run: Run) -> None:
+    async def test(scene: LendingScene) -> None:
+        for source, device in ((SOURCE, 5), (NEWER, 6)):
+            await scene.publications.publish(source)
+            scene.mount(source, device)
+        await asyncio.sleep(0.1)
+        scene.publications.borrowing.retire(NEWER)
+        await scene.publications.publish(APP)
+        assert scene.device(APP) == 5
+
+    run(test)
+
+
+def test_a_mount_pod_that_does_not_end_gets_users_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Because its program was only started again, or because it asks no more."""
+
+    async def test(scene: LendingScene) -> None:
+        await scene.publications.publish(SOURCE)
+        first = scene.mount(SOURCE, 5)
+        await asyncio.sleep(0.1)
+        scene.publications.borrowing.retire(SOURCE)
+        assert await refusal(scene, APP) == not_ready(RETIRES)
+        scene.die(first)
+        scene.mount(SOURCE, 6)
+        await scene.publications.publish(APP)
+        assert scene.device(APP) == 6
+        monkeypatch.setattr(borrowed_volumes, "RETIRING", 0.1)
+        scene.publications.borrowing.retire(SOURCE)
+        await asyncio.sleep(0.15)
+        await scene.publications.publish(OTHER)
+        assert scene.device(OTHER) == 6
+
+    run(test)
+
+
+def test_who_is_about_to_get_a_filesystem_counts_as_its_user(run: Run) -> None:
+    """The pod whose program is told that it is unused ends at once."""
+
+    async def test(scene: LendingScene) -> None:
+        await scene.publications.publish(SOURCE)
+        scene.mount(SOURCE, 5)
+        await asyncio.sleep(0.1)
+        counted: list[int] = []
+        borrow = scene.lending._borrow
+
+        def counting(start: mounter.StartBorrow) -> mounter.Record:
+            counted.append(scene.publications.borrowing.retire(SOURCE))
+            return borrow(start)
+
+        scene.lending._borrow = counting  # type: ignore[method-assign]
+        await scene.publications.publish(APP)
+        assert counted == [1]
+        assert scene.publications.borrowing.retire(SOURCE) == 1
+
+    run(test)
+
+
 def test_a_mount_pod_is_unused_when_nobody_has_its_filesystem_any_more(run: Run) -> None:
     async def test(scene: LendingScene) -> None:
-        users = scene.publications.borrowing.users
+        users = scene.publications.borrowing.retire
         await scene.publications.publish(SOURCE)
         await scene.publications.publish(NEWER)
         assert users(SOURCE) == 0
         scene.mount(SOURCE, 5)
         for each in (APP, OTHER):
             await scene.publications.publish(each)
-        assert (users(SOURCE), users(NEWER)) == (2, 0)
+        assert users(SOURCE) == 2
         has, scene.front.borrowed = scene.front.borrowed, {}
         assert users(SOURCE) == 2, "a front that has just started does not know it yet"
         scene.front.borrowed = has
