@@ -452,10 +452,13 @@ def test_many_looks_at_a_mount_that_lives_do_no_harm(scene: Scene) -> None:
     mount = scene.mount(5, volume=TARGET, namespace=scene.front.mount_namespace)
     scene.kernel.answers[5] = errno.EAGAIN
 
+    def tries() -> int:
+        return scene.front.serving.suspects[mount.device].tries
+
     async def watch() -> None:
-        await until(lambda: scene.kernel.count(StartReap) >= 1)
+        await until(lambda: mount.device in scene.front.serving.suspects and tries() == 1)
         scene.front.serving.suspects[mount.device].tries = 5000
-        await until(lambda: scene.kernel.count(StartReap) >= 2)
+        await until(lambda: tries() == 5001)
 
     scene.watch(watch)
     assert scene.logged == []
