@@ -171,7 +171,7 @@ def test_the_objects_of_kubernetes_are_valid(helm: Path, tmp_path: Path) -> None
 
 def test_the_rule_has_all_alerts(helm: Path) -> None:
     (group,) = the("PrometheusRule", list(rendered_by_helm(helm, *ALL).values()))["spec"]["groups"]
-    assert group["rules"] == alerts.rules()
+    assert group["rules"] == alerts.BROKER.rules()
 
 
 def test_settings_of_the_operators_objects(helm: Path) -> None:

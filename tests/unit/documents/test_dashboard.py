@@ -1,4 +1,4 @@
-"""The dashboard and the table in docs/operations.md match the metrics that exist."""
+"""The dashboards and the table in docs/operations.md match the metrics that exist."""
 
 from __future__ import annotations
 
@@ -9,24 +9,45 @@ from pathlib import Path
 from typing import Any
 
 import promql_parser
+import pytest
 from prometheus_client import Metric
 
+from tests.kubernetes import alerts
 from tests.unit.documents.promql import ADDED, check_known, selectors
 
 ROOT = Path(__file__).parents[3]
-DASHBOARD: dict[str, Any] = json.loads((ROOT / "packaging/grafana/fusermount3-broker.json").read_text())
+#: The dashboards, by the names of the jobs that they are about.
+DASHBOARDS: dict[str, dict[str, Any]] = {
+    each.job: json.loads((ROOT / f"packaging/grafana/{each.job}.json").read_text()) for each in alerts.ALL
+}
 OPERATIONS = ROOT / "docs/operations.md"
 #: Values that Grafana substitutes for its variables.
 VARIABLES = {"$__rate_interval": "1m", "$__range": "3h", "$job": ".+", "$instance": ".+"}
 
 
-def expressions() -> list[str]:
-    return [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
+@pytest.fixture(params=DASHBOARDS)
+def job(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
-def selected() -> list[promql_parser.VectorSelector]:
+@pytest.fixture
+def dashboard(job: str) -> dict[str, Any]:
+    return DASHBOARDS[job]
+
+
+@pytest.fixture
+def metrics(job: str, every: dict[str, list[Metric]]) -> list[Metric]:
+    """The metrics that the dashboard is about."""
+    return every[job]
+
+
+def expressions(dashboard: dict[str, Any]) -> list[str]:
+    return [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+
+
+def selected(dashboard: dict[str, Any]) -> list[promql_parser.VectorSelector]:
     found = []
-    for expression in expressions():
+    for expression in expressions(dashboard):
         for variable, value in VARIABLES.items():
             expression = expression.replace(variable, value)
         assert "$" not in expression
@@ -34,29 +55,29 @@ def selected() -> list[promql_parser.VectorSelector]:
     return found
 
 
-def test_every_metric_on_the_dashboard_exists_with_its_labels(families: list[Metric]) -> None:
-    check_known(selected(), families)
+def test_every_metric_on_the_dashboard_exists_with_its_labels(dashboard: dict[str, Any], metrics: list[Metric]) -> None:
+    check_known(selected(dashboard), metrics)
 
 
-def test_every_metric_is_on_the_dashboard(families: list[Metric]) -> None:
-    shown = {selector.name for selector in selected()}
-    for family in families:
+def test_every_metric_is_on_the_dashboard(dashboard: dict[str, Any], metrics: list[Metric]) -> None:
+    shown = {selector.name for selector in selected(dashboard)}
+    for family in metrics:
         suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(family.type, [""])
         assert {family.name + suffix for suffix in suffixes} <= shown
 
 
-def test_what_is_grouped_by_is_a_label(families: list[Metric]) -> None:
-    labels = {label for family in families for sample in family.samples for label in sample.labels}
-    for expression in expressions():
+def test_what_is_grouped_by_is_a_label(dashboard: dict[str, Any], metrics: list[Metric]) -> None:
+    labels = {label for family in metrics for sample in family.samples for label in sample.labels}
+    for expression in expressions(dashboard):
         for names in re.findall(r"by \((.*?)\)", expression):
-            assert set(names.split(", ")) <= labels
-    for panel in DASHBOARD["panels"]:
+            assert set(names.split(", ")) <= labels | ADDED
+    for panel in dashboard["panels"]:
         for target in panel["targets"]:
             assert set(re.findall(r"{{(.*?)}}", target["legendFormat"])) <= labels | ADDED
 
 
-def test_grafana_finds_what_it_needs_of_each_panel() -> None:
-    panels = DASHBOARD["panels"]
+def test_grafana_finds_what_it_needs_of_each_panel(dashboard: dict[str, Any]) -> None:
+    panels = dashboard["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     for panel in panels:
         assert panel["type"] in ("timeseries", "stat")
@@ -65,15 +86,15 @@ def test_grafana_finds_what_it_needs_of_each_panel() -> None:
             assert source == {"type": "prometheus", "uid": "${datasource}"}
         references = [target["refId"] for target in panel["targets"]]
         assert references and len(set(references)) == len(references)
-    names = [variable["name"] for variable in DASHBOARD["templating"]["list"]]
+    names = [variable["name"] for variable in dashboard["templating"]["list"]]
     assert names == ["datasource", "job", "instance"]
-    assert DASHBOARD["templating"]["list"][0]["type"] == "datasource"
-    assert DASHBOARD["id"] is None, "Grafana gives it"
+    assert dashboard["templating"]["list"][0]["type"] == "datasource"
+    assert dashboard["id"] is None, "Grafana gives it"
 
 
-def test_no_panel_lies_on_another() -> None:
+def test_no_panel_lies_on_another(dashboard: dict[str, Any]) -> None:
     taken = set()
-    for panel in DASHBOARD["panels"]:
+    for panel in dashboard["panels"]:
         place = panel["gridPos"]
         assert place["x"] + place["w"] <= 24
         for cell in itertools.product(
