@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from fusermount3_controller import mount_pod_events
+from fusermount3_controller import mount_pod_events, pod_annotations
 from fusermount3_controller.offline import rendered
 from tests.e2e.documented import PAGES, blocks
 
@@ -73,5 +74,15 @@ def test_what_a_shared_volume_is_not_for_is_refused(change: Any) -> None:
 
 
 def test_the_events_are_those_that_are_written() -> None:
-    for reason in (mount_pod_events.CREATED, mount_pod_events.FAILED):
+    for reason in mount_pod_events._TYPES:
         assert f"| `{reason}` |" in PAGE
+        assert f"`{reason}" in PAGES["troubleshooting.md"].read_text()
+
+
+def test_whoever_migrates_is_told_of_annotations_that_there_are() -> None:
+    page, prefix = PAGES["migrating.md"].read_text(), pod_annotations._PREFIX
+    told = {f"{prefix}{name}" for name in re.findall(rf"`{re.escape(prefix)}([a-z-]+)", page)}
+    of_device_plugin = f"{prefix}fuse"
+    assert told == {pod_annotations.INJECT, pod_annotations.ADDITIONAL_MOUNTS, of_device_plugin}
+    names = {f"{resource}-{kind}" for resource in pod_annotations.RESOURCES for kind in ("limit", "request")}
+    assert names <= set(re.findall(r"[`/]([a-z-]+)`", page))
