@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from tests.cluster.long.__main__ import DIRECTORY, REPORT
 from tests.cluster.long.report import Case
 
 ROOT = Path(__file__).parents[3]
+#: For pytest: what it prints is read here, whatever options the tests themselves have been given.
+PLAIN = {**os.environ, "PYTEST_ADDOPTS": ""}
 NODE = {
     "Kubernetes": "1.34.4",
     "containerd": "2.1",
@@ -60,7 +63,7 @@ def test_it_is_what_pytest_has_written(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(TEST)
     file = tmp_path / "junit.xml"
     pytest_ = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--rootdir={tmp_path}", f"--junitxml={file}"]
-    subprocess.run([*pytest_, tmp_path], cwd=tmp_path, capture_output=True)
+    subprocess.run([*pytest_, tmp_path], cwd=tmp_path, capture_output=True, env=PLAIN)
     assert report.about(file) == {"Linux": "6.18", "minutes": "0"}
     passed, failed, skipped = report.cases(file)
     assert passed == Case("test_pods_start", "passed", [("pods", "109")])
@@ -76,13 +79,13 @@ def test_the_page_has_a_place_for_it() -> None:
 def test_no_other_command_runs_these_tests(words: list[str]) -> None:
     folder = DIRECTORY.relative_to(ROOT)
     command = [sys.executable, "-m", "pytest", "--collect-only", "--quiet", "-p", "no:cacheprovider"]
-    collected = subprocess.run([*command, *words], cwd=ROOT, capture_output=True, text=True).stdout
+    collected = subprocess.run([*command, *words], cwd=ROOT, capture_output=True, text=True, env=PLAIN).stdout
     assert "tests/cluster/test_examples.py::" in collected
     assert f"{folder}/" not in collected
 
 
 def test_their_own_command_runs_all_of_them() -> None:
     command = [sys.executable, "-m", "pytest", "--collect-only", "--quiet", "-p", "no:cacheprovider", str(DIRECTORY)]
-    collected = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    collected = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=PLAIN).stdout
     found = set(re.findall(r"^(tests/cluster/long/\w+\.py)::", collected, re.MULTILINE))
     assert found == {str(path.relative_to(ROOT)) for path in DIRECTORY.glob("test_*.py")}
