@@ -115,6 +115,10 @@ root:
 demo: root venv static lab-packages  ## an unmodified sshfs mounts in an unprivileged container, told step by step
 	$(VENV)/bin/python -m tests.demo
 
+.PHONY: demo-recording
+demo-recording: root venv static lab-packages  ## docs/demo.svg: that demo, as an animated terminal
+	$(VENV)/bin/python -m tests.demo_recording
+
 .PHONY: cluster cluster-down
 cluster: root venv static lab-packages  ## a Kubernetes node with the driver of this working tree, told step by step; it runs on
 	$(VENV)/bin/python -m tests.cluster up

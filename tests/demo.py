@@ -6,9 +6,13 @@ Everything is real: Podman with runc and its default capabilities, Debian's sshf
 
 from __future__ import annotations
 
+import os
 import sys
 import textwrap
 
+from rich.text import Text
+
+from tests.e2e.conftest import wait_until
 from tests.lab.broker import Broker
 from tests.lab.images import SSHFS, image_tag
 from tests.lab.podman import FUSE_STAND_IN, Container, Options
@@ -16,9 +20,12 @@ from tests.lab.sshd import Sshd, sshd_for
 
 MOUNTPOINT = "/home/user/mnt"
 USER = "1000:1000"
+#: fusermount3-broker lays its tables out for a terminal of this width.
+TERMINAL = {"TTY_COMPATIBLE": "1", "TERM": "linux", "COLUMNS": "95"}
 
 
 def main() -> None:
+    os.environ.update(TERMINAL)
     tell(
         "A FUSE filesystem needs open(/dev/fuse) and mount(2), and a container may do neither. So people run "
         "containers privileged. Watch one that is not."
@@ -43,7 +50,8 @@ def main() -> None:
             refused(container)
             mount_and_use(container, sshd)
             step("The broker knows what it has mounted, and for whom")
-            show("fusermount3-broker mounts", broker.ask("mounts"))
+            wait_until(lambda: broker.mounts()[0]["program_pid"])  # which the broker sees a second after the mount
+            show("fusermount3-broker mounts", Text.from_ansi(broker.ask("mounts")).plain)
             step("sshfs is told to unmount, in its usual way")
             container.exec(["fusermount3", "-u", MOUNTPOINT])
             left = container.fuse_mounts()
