@@ -1,6 +1,7 @@
 """The documentation as a site: `make site` builds it with Sphinx from the same .md files that the repository shows."""
 
 import re
+from typing import Any
 
 from pygments.lexers.configs import DockerLexer
 from sphinx.application import Sphinx
@@ -11,7 +12,7 @@ project = "fusermount3-proxy"
 version = release = __version__
 project_copyright = "the authors of fusermount3-proxy"
 
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "sphinx_copybutton"]
 #: Headings get the anchors that hosts of repositories give them, and links to these are checked.
 myst_heading_anchors = 4
 #: Blocks without a language are commands or drawings, and stay as they are.
@@ -21,19 +22,28 @@ nitpicky = True
 smartquotes = False
 
 html_theme = "furo"
+html_static_path = ["site"]
+html_css_files = ["site.css"]
 html_title = f"fusermount3-proxy {version}"
 html_show_sphinx = False
 html_copy_source = False
 html_use_index = False
+#: Commands and files are to be copied; drawings and logs are to be read. What is typed on a console follows its prompt.
+copybutton_selector = "div:not(.highlight-text) > div.highlight > pre"
+copybutton_prompt_text = r"[$#] "
+copybutton_prompt_is_regexp = True
 
 #: The pages by what their readers have come for. A page that is in none of these is below "More".
 CHAPTERS = {
-    "Install": ["install-systemd", "containers", "kubernetes", "where-it-runs", "releases", "migrating"],
+    "Start": ["kubernetes", "containers", "install-systemd", "ci"],
+    "Install": ["where-it-runs", "releases", "migrating"],
     "Volumes in Kubernetes": ["volumes", "templates"],
     "FUSE programs": ["fuse-programs", "programs", "compatibility"],
     "Operate": ["operations", "messages", "troubleshooting", "reliability", "performance"],
     "How it works": ["architecture", "security", "protocol"],
 }
+#: The ways in, by what a reader has: shorter than the pages' own titles.
+TITLES = {"containers": "Docker and Podman", "install-systemd": "systemd"}
 
 
 def contents(pages: set[str]) -> str:
@@ -41,8 +51,9 @@ def contents(pages: set[str]) -> str:
     chapters = {title: [each for each in listed if each in pages] for title, listed in CHAPTERS.items()}
     listed = {each for chapter in chapters.values() for each in chapter}
     chapters["More"] = sorted(pages - listed - {"index"})
+    entries = {name: f"{TITLES[name]} <{name}>" if name in TITLES else name for name in pages}
     return "".join(
-        "\n```{toctree}\n:hidden:\n:caption: " + "\n".join([title, "", *chapter]) + "\n```\n"
+        "\n```{toctree}\n:hidden:\n:caption: " + "\n".join([title, "", *map(entries.__getitem__, chapter)]) + "\n```\n"
         for title, chapter in chapters.items()
         if chapter
     )
@@ -62,6 +73,19 @@ def _prepare(app: Sphinx, page: str, source: list[str]) -> None:
         source[0] += contents(app.env.found_docs)
 
 
+def reachable_by_keyboard(body: str) -> str:
+    """Return the page with what may scroll in itself, blocks and tables, in the order of the Tab key."""
+    return body.replace("<pre>", '<pre tabindex="0">').replace(
+        '<div class="table-wrapper', '<div tabindex="0" role="region" aria-label="Table" class="table-wrapper'
+    )
+
+
+def _finish(_app: Sphinx, _page: str, _template: str, context: dict[str, Any], _doctree: object) -> None:
+    if "body" in context:
+        context["body"] = reachable_by_keyboard(context["body"])
+
+
 def setup(app: Sphinx) -> None:
     app.add_lexer("Containerfile", DockerLexer)
+    app.connect("html-page-context", _finish)
     app.connect("source-read", _prepare)

@@ -39,6 +39,7 @@ _SOURCE = "test_installed_from_source.py"
 EXECUTED = {
     ("CONTRIBUTING.md", ".venv/bin/python"): "test_contributing.py",
     ("README.md", "podman run"): "test_any_image.py",
+    ("ci.md", "podman build"): "test_builds_and_compose.py",
     ("containers.md", "fusermount3-broker cdi generate"): "test_any_image.py",
     ("containers.md", "docker run"): "test_any_image.py",
     ("containers.md", "RUN for each"): "test_built_images.py",
@@ -78,7 +79,6 @@ EXECUTED = {
     ("troubleshooting.md", "mkdir -p"): "labels.py",
     ("troubleshooting.md", "kubectl delete pods"): "test_device_plugin_on_a_node.py",
     ("where-it-runs.md", "podman run"): "test_rootless_podman.py",
-    ("where-it-runs.md", "podman build"): "test_builds_and_compose.py",
     ("pypi.md", "apt-get install"): "test_pip.py",
     ("pypi.md", "python3 -m venv"): "test_pip.py",
     ("pypi.md", "cd /opt"): "test_pip.py",

@@ -1,4 +1,5 @@
-"""The places in docs/where-it-runs.md that can be had here: a build of an image by Podman, a file for Compose.
+"""The places in docs/ci.md and docs/where-it-runs.md that can be had here: a build of an image by Podman, a file for
+Compose.
 
 Podman runs the service of that file: the volumes are what counts, and those are the same.
 """
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.e2e
 
 PAGE = "where-it-runs.md"
+CI = "ci.md"
 
 
 def build(options: Sequence[str], context: Path) -> str:
@@ -41,7 +43,7 @@ def build(options: Sequence[str], context: Path) -> str:
 
 
 def test_a_step_of_a_build_mounts_with_the_documented_options(broker: Broker, tmp_path: Path) -> None:
-    words = documented("podman build", PAGE)
+    words = documented("podman build", CI)
     options = with_paths_of(broker, words[2 : words.index("CONTEXT")])
     assert "ok=yes" in build(options, tmp_path).splitlines()
 

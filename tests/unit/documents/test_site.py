@@ -101,6 +101,17 @@ def test_what_is_to_be_typed_is_as_it_was_written(site: Path) -> None:
     assert "<h2>--wait-mounted<" in (site / "programs.html").read_text()
 
 
+def test_links_are_called_by_what_they_lead_to_and_not_by_files() -> None:
+    for page in (*(ROOT / "docs").glob("*.md"), ROOT / "README.md"):
+        texts = re.findall(r"\[([^\]]+)\]\(", page.read_text())
+        assert [text for text in texts if re.fullmatch(r"`?[\w./-]+\.(md|toml|json|yaml|py)`?", text)] == [], page
+
+
+def test_the_first_page_leads_in_four_ways() -> None:
+    ways = re.findall(r"^- \*\*\[(.+?)\]", (ROOT / "docs/index.md").read_text(), re.MULTILINE)
+    assert ways == ["Kubernetes", "Docker and Podman", "systemd", "CI"]
+
+
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
     for path, page in pages_of(site).items():
         assert page.loaded
