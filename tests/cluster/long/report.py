@@ -21,6 +21,7 @@ class Case:
     result: str
     figures: Sequence[tuple[str, str]] = ()
     reason: str = ""
+    module: str = ""
 
 
 def cases(file: Path) -> list[Case]:
@@ -28,20 +29,21 @@ def cases(file: Path) -> list[Case]:
     return [_case(element) for element in ElementTree.parse(file).iter("testcase")]
 
 
-def about(file: Path) -> dict[str, str]:
-    """Return what the tests have recorded of the node, and "minutes"."""
-    suite = next(ElementTree.parse(file).iter("testsuite"))
-    found = {each.attrib["name"]: each.attrib["value"] for each in suite.findall("properties/property")}
-    return found | {"minutes": f"{float(suite.attrib['time']) / 60:.0f}"}
+def about(*files: Path) -> dict[str, str]:
+    """Return what the tests have recorded of the node, and "minutes": of several runs, all together."""
+    suites = [next(ElementTree.parse(file).iter("testsuite")) for file in files]
+    properties = [each for suite in suites for each in suite.findall("properties/property")]
+    found = {each.attrib["name"]: each.attrib["value"] for each in properties}
+    return found | {"minutes": f"{sum(float(suite.attrib['time']) for suite in suites) / 60:.0f}"}
 
 
 def _case(element: ElementTree.Element) -> Case:
-    name = element.attrib["name"]
+    name, module = element.attrib["name"], element.attrib.get("classname", "").rpartition(".")[2]
     figures = [(each.attrib["name"], each.attrib["value"]) for each in element.findall("properties/property")]
     for kind, result in (("failure", "failed"), ("error", "failed"), ("skipped", "not run")):
         if (found := element.find(kind)) is not None:
-            return Case(name, result, figures, found.attrib.get("message", ""))
-    return Case(name, "passed", figures)
+            return Case(name, result, figures, found.attrib.get("message", ""), module)
+    return Case(name, "passed", figures, module=module)
 
 
 def markdown(node: Mapping[str, str], results: Sequence[Case]) -> str:
@@ -66,4 +68,4 @@ def _result(case: Case) -> str:
 
 
 def _figures(case: Case) -> str:
-    return "; ".join(f"{name}: {value}" for name, value in case.figures)
+    return "; ".join(f"{name}: {value}" for name, value in case.figures).replace("|", "\\|")

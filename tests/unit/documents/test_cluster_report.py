@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.section import Section
+from tests.cluster.long import __main__ as program
 from tests.cluster.long import report
 from tests.cluster.long.__main__ import DIRECTORY, REPORT
 from tests.cluster.long.report import Case
@@ -64,11 +66,31 @@ def test_it_is_what_pytest_has_written(tmp_path: Path) -> None:
     file = tmp_path / "junit.xml"
     pytest_ = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--rootdir={tmp_path}", f"--junitxml={file}"]
     subprocess.run([*pytest_, tmp_path], cwd=tmp_path, capture_output=True, env=PLAIN)
-    assert report.about(file) == {"Linux": "6.18", "minutes": "0"}
+    assert report.about(file) == report.about(file, file) == {"Linux": "6.18", "minutes": "0"}
     passed, failed, skipped = report.cases(file)
-    assert passed == Case("test_pods_start", "passed", [("pods", "109")])
+    assert passed == Case("test_pods_start", "passed", [("pods", "109")], module="test_it")
     assert (failed.name, failed.result, failed.figures) == ("test_it_fails[eager]", "failed", [("failed", "3")])
     assert (skipped.result, skipped.reason) == ("not run", "not run: no | network")
+
+
+def test_parts_make_a_report_only_if_none_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- written by it -->\n<!-- end of what it writes -->\n")
+    monkeypatch.setattr(program, "REPORT", Section(page, "it"))
+    parts = []
+    for path in sorted(DIRECTORY.glob("test_*.py")):
+        parts.append(tmp_path / f"{path.stem}.xml")
+        properties = "".join(f'<property name="{name}" value="{value}"/>' for name, value in NODE.items())
+        case = f'<testcase name="test_it" classname="tests.cluster.long.{path.stem}"/>'
+        suite = f'<testsuite time="60"><properties>{properties}</properties>{case}</testsuite>'
+        parts[-1].write_text(f"<testsuites>{suite}</testsuites>")
+    assert program.main([str(each) for each in parts[1:]]) == 1
+    assert parts[0].stem in capsys.readouterr().err
+    assert program.main([str(each) for each in parts]) == 0
+    assert page.read_text().count("| it | passed |") == len(parts)
+    assert f" {len(parts)} minutes" in page.read_text()
 
 
 def test_the_page_has_a_place_for_it() -> None:
