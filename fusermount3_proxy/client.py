@@ -72,6 +72,8 @@ _NO_ROOM = (EMFILE, ENFILE, ENOBUFS, ENOMEM)
 def _failed(request: wire.Request) -> bytes:
     if isinstance(request, wire.UnmountRequest):
         return b"failed to unmount %b" % request.mountpoint
+    if isinstance(request, wire.DeviceRequest):
+        return b"can't offer the device"
     return b"mount failed"
 
 

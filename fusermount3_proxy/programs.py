@@ -21,6 +21,7 @@ or one of these, each with a -h of its own:
  fuse-starter [-o opt[,opt...]] [--timeout S] [--] PROGRAM ARGS... {} ...
  --wait-mounted PATH [--timeout S]
  --wait-unused [--timeout S]
+ --offer-device PATH [--read-only]
 """
 
 
@@ -40,6 +41,10 @@ def choose(name: bytes, arguments: list[bytes]) -> "tuple[Program, list[bytes], 
         from fusermount3_proxy import retirement
 
         return retirement.main, after, 1
+    if word == b"--offer-device":
+        from fusermount3_proxy import offering
+
+        return offering.main, after, 1
     if word.partition(b"=")[0] in (b"--wait-mounted", b"--timeout"):
         from fusermount3_proxy import probe
 

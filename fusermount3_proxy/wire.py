@@ -240,10 +240,27 @@ class UnusedRequest(_WordRequest):
     mountpoint = b""
 
 
-Request = MountRequest | VolumeRequest | UnmountRequest | ProceedRequest | CommitRequest | UnusedRequest
+class DeviceRequest(_WordRequest):
+    """Offer a block device to volumes of other pods for as long as the connection lives: only on the socket of a volume
+    that is shared.
+
+    `DESCRIPTORS` is the device, opened by the caller for reading and, unless it is for readers only, for writing.
+    """
+
+    OPERATION = "device"
+    DESCRIPTORS = 1
+    __slots__ = ()
+    #: As in a `MountRequest`.
+    mountpoint = b""
+
+
+Request = MountRequest | VolumeRequest | UnmountRequest | ProceedRequest | CommitRequest | UnusedRequest | DeviceRequest
 _REQUESTS: "dict[bytes, type[Request]]" = {
     kind.OPERATION.encode(): kind
-    for kind in (MountRequest, VolumeRequest, UnmountRequest, ProceedRequest, CommitRequest, UnusedRequest)
+    for kind in (
+        *(MountRequest, VolumeRequest, UnmountRequest, ProceedRequest, CommitRequest),
+        *(UnusedRequest, DeviceRequest),
+    )
 }
 
 

@@ -72,9 +72,10 @@ def test_nothing_but_the_broker_is_privileged() -> None:
     assert spec["automountServiceAccountToken"] is False
 
 
-def test_only_pods_directories_are_shared_with_the_node() -> None:
+def test_only_the_directories_of_volumes_are_shared_with_the_node() -> None:
     shared = [mount for mount in BROKER["volumeMounts"] if "mountPropagation" in mount]
-    assert [mount["mountPath"] for mount in shared] == ["/var/lib/kubelet/pods"]
+    devices = "/var/lib/kubelet/plugins/kubernetes.io/csi/volumeDevices"
+    assert [mount["mountPath"] for mount in shared] == ["/var/lib/kubelet/pods", devices]
 
 
 def test_all_name_the_same_driver() -> None:

@@ -75,11 +75,15 @@ PROPAGATION = {"None": "rprivate", "HostToContainer": "rslave"}
 
 @dataclass(frozen=True)
 class Image:
-    """The substitute for an image: podman's name of one, additional files, and the command that it runs by itself."""
+    """The substitute for an image: podman's name of one, additional files, and the command that it runs by itself.
+
+    A container may use `devices`; in Kubernetes that takes `privileged`, which lets it use all.
+    """
 
     tag: str
     volumes: Sequence[podman.Volume] = ()
     command: tuple[str, ...] = ()
+    devices: Sequence[Path] = ()
 
 
 #: Starts a server for the processes in a container's network, and ends it.
@@ -379,6 +383,7 @@ class Pod:
         extra += ["--mount", f"type=bind,src={self._file_for_last_words(spec)},dst={spec.last_words}"]
         groups = [*self.spec.supplemental_groups, *([] if self.spec.fs_group is None else [self.spec.fs_group])]
         extra += [word for group in groups for word in ("--group-add", str(group))]
+        extra += [f"--device={device}" for device in image.devices]
         extra += [f"--cap-add={name}" for name in spec.add_capabilities]
         extra += [f"--cap-drop={name}" for name in spec.drop_capabilities]
         extra += [] if spec.may_escalate else ["--security-opt=no-new-privileges"]

@@ -42,6 +42,8 @@ _UID = re.compile("[0-9a-zA-Z][-0-9a-zA-Z]{0,127}")
 _SHARING_KEY = re.compile(f"[0-9a-f]{{{sharing_key.LENGTH}}}")
 #: The path of a pod's volume in kubelet's directory: a target in its directory of pods must match this.
 _TARGET_IN_POD = re.compile(r"pods/([^/]+)/volumes/kubernetes\.io~csi/[^/]+/mount")
+#: The path of a pod's block volume in kubelet's directory.
+_DEVICE_OF_POD = re.compile(r"plugins/kubernetes\.io/csi/volumeDevices/publish/[^/]+/([^/]+)")
 
 # In bytes.
 _LONGEST_ID = 1024
@@ -71,6 +73,7 @@ class Attributes(NamedTuple):
     allow_other: bool = True
     old_clients: bool | None = None
     share: str = ""
+    capacity: int = 0
 
 
 # Requests ----------------------------------------------------------------------------------------------------------
@@ -80,14 +83,20 @@ def publish(request: csi_pb2.NodePublishVolumeRequest, settings: Settings) -> cs
     """Return the front's request, with the number 0. Raises Refusal."""
     volume_id = _volume_id(request.volume_id)
     target = _target(request.target_path, settings.kubelet_directory)
-    mode, mount = _capability(request.volume_capability)
+    mode, mount, is_block = _capability(request.volume_capability)
     _check_filesystem(mount.fs_type)
     attributes = _attributes(request.volume_context)
     wanted = _options((*mount.mount_flags, attributes.mount_options))
-    pod = _pod(target, request.volume_context.get(_POD_UID, ""))
+    pod = _pod(target, request.volume_context.get(_POD_UID, ""), is_block)
     old_clients = settings.driver_name == OLD_DRIVER if attributes.old_clients is None else attributes.old_clients
     if attributes.share:
         _check_share(request.volume_context, attributes, old_clients)
+    keys = _keys_to_borrow(request)
+    if is_block and not keys:
+        why = f"'{TEMPLATE}' and a CSIDriver with podInfoOnMount: a mount pod offers the device"
+        raise Refusal(INVALID_ARGUMENT, f"a volume with volumeMode Block needs the attribute {why}")
+    if attributes.capacity and not attributes.share:
+        raise Refusal(INVALID_ARGUMENT, f"volumeAttributes: 'capacity' is for volumes with '{SHARE}'")
     return csi.Publish(
         number=0,
         id=volume_id,
@@ -104,7 +113,9 @@ def publish(request: csi_pb2.NodePublishVolumeRequest, settings: Settings) -> cs
         alone=mode == _MODES.SINGLE_NODE_SINGLE_WRITER,
         namespace=_text(request.volume_context.get(_NAMESPACE, "")),
         share=attributes.share.encode(),
-        borrows="".join(f"{key}\n" for key in _keys_to_borrow(request)).encode(),
+        borrows="".join(f"{key}\n" for key in keys).encode(),
+        block=is_block,
+        capacity=attributes.capacity,
     )
 
 
@@ -132,21 +143,20 @@ def stat(request: csi_pb2.NodeGetVolumeStatsRequest, settings: Settings) -> csi.
 def stats(stated: csi.Stated) -> csi_pb2.NodeGetVolumeStatsResponse:
     """Return the answer to NodeGetVolumeStats. A volume that no FUSE program serves has no room."""
     usage = csi_pb2.VolumeUsage
+    room = usage(
+        unit=usage.BYTES,
+        total=stated.total_bytes,
+        available=stated.available_bytes,
+        used=max(0, stated.total_bytes - stated.free_bytes),
+    )
+    inodes = usage(
+        unit=usage.INODES,
+        total=stated.total_inodes,
+        available=stated.free_inodes,
+        used=max(0, stated.total_inodes - stated.free_inodes),
+    )
     return csi_pb2.NodeGetVolumeStatsResponse(
-        usage=[
-            usage(
-                unit=usage.BYTES,
-                total=stated.total_bytes,
-                available=stated.available_bytes,
-                used=max(0, stated.total_bytes - stated.free_bytes),
-            ),
-            usage(
-                unit=usage.INODES,
-                total=stated.total_inodes,
-                available=stated.free_inodes,
-                used=max(0, stated.total_inodes - stated.free_inodes),
-            ),
-        ],
+        usage=[usage(unit=usage.BYTES, total=stated.total_bytes)] if stated.block else [room, inodes],
         volume_condition=csi_pb2.VolumeCondition(
             abnormal=bool(stated.trouble),
             message=stated.trouble.decode("utf-8", "replace") or "the volume is served",
@@ -190,16 +200,14 @@ def _target(path: str, directory: str, outside: Code = INVALID_ARGUMENT) -> str:
     return "/".join(inside)
 
 
-def _capability(capability: VolumeCapability) -> tuple[int, VolumeCapability.MountVolume]:
-    """Return access mode and mount of a volume's capability. Raises Refusal."""
+def _capability(capability: VolumeCapability) -> tuple[int, VolumeCapability.MountVolume, bool]:
+    """Return access mode and mount of a volume's capability, and whether it is a block volume. Raises Refusal."""
     kind = capability.WhichOneof("access_type")
     if kind is None:
         raise Refusal(INVALID_ARGUMENT, "the volume capability is missing")
-    if kind != "mount":
-        raise Refusal(INVALID_ARGUMENT, "volumeMode must be Filesystem: this driver has no block devices")
     if capability.access_mode.mode not in _MODES.Mode.values() or capability.access_mode.mode == _MODES.UNKNOWN:
         raise Refusal(INVALID_ARGUMENT, "the access mode is missing, or an unknown one")
-    return capability.access_mode.mode, capability.mount
+    return capability.access_mode.mode, capability.mount, kind == "block"
 
 
 def _check_filesystem(name: str) -> None:
@@ -216,15 +224,16 @@ def _group(value: str) -> int:
     return int(value)
 
 
-def _pod(target: str, told: str) -> str:
+def _pod(target: str, told: str, is_block: bool) -> str:
     """Return the UID of the pod that the volume is for, from the target path and from kubelet's attribute (`told`).
 
     The path is kubelet's, while attributes are a user's where CSIDriver has no podInfoOnMount; so they must agree.
     Raises Refusal.
     """
-    in_target = _TARGET_IN_POD.fullmatch(target)
-    if target.startswith("pods/") and not in_target:
-        raise Refusal(INVALID_ARGUMENT, f"{_quoted(target)} is not where kubelet has the volumes of a pod")
+    in_target = (_DEVICE_OF_POD if is_block else _TARGET_IN_POD).fullmatch(target)
+    if not in_target and (is_block or target.startswith("pods/")):
+        what = "block volumes" if is_block else "the volumes of a pod"
+        raise Refusal(INVALID_ARGUMENT, f"{_quoted(target)} is not where kubelet has {what}")
     pod = in_target[1] if in_target else told
     if not pod:
         why = f"neither the target path nor the CSIDriver's podInfoOnMount ({_POD_UID}) names a pod"
@@ -355,6 +364,12 @@ def _boolean(value: str) -> bool:
     return value == "true"
 
 
+def _bytes(value: str) -> int:
+    if not re.fullmatch("[0-9]{1,18}", value):
+        raise ValueError("a number of bytes")
+    return int(value)
+
+
 def _key(value: str) -> str:
     if not _SHARING_KEY.fullmatch(value):
         raise ValueError(f"a key of {sharing_key.LENGTH} hexadecimal digits")
@@ -371,4 +386,5 @@ ATTRIBUTES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "allowOther": ("allow_other", _boolean),
     "oldClients": ("old_clients", _boolean),
     SHARE: ("share", _key),
+    "capacity": ("capacity", _bytes),
 }

@@ -16,9 +16,9 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
-from errno import EAGAIN, ENODATA, ENOENT, ENOTCONN, ETIMEDOUT
+from errno import ENODATA, ENOENT, ENOTCONN, ETIMEDOUT
 from functools import partial
 from typing import Any
 
@@ -29,16 +29,14 @@ from fusermount3_broker.front.mounter_client import Operation
 from fusermount3_broker.front.restored_containers import RestoredContainers, former
 from fusermount3_broker.front.tables.volume_table import Volumes
 from fusermount3_broker.front.volume_operations import VolumeOperations
+from fusermount3_broker.front.waiting_volumes import Wait, WaitingVolumes, not_ready
 from fusermount3_broker.messages.mounter import Borrowed, StartBorrow, StartStat, Stated
 from fusermount3_broker.messages.refusal import Refusal
 from fusermount3_broker.service import log
 
-#: Seconds for which a borrower waits for a source. The plugin waits 60 for the answer, kubelet 120.
-LONGEST_WAIT = 50.0
 #: Seconds between the first looks for an emptyDir of the pod, which kubelet creates while it has the volume published;
 #: and between later ones. A pod with one has a FUSE program of its own.
 _LOOKS = [0.01 * 2**number for number in range(6)]
-_LOOK_AGAIN = 5.0
 #: Seconds between questions to a FUSE program that has not answered: the first pause, and the longest.
 _ASK_AGAIN, _LONGEST_PAUSE = 0.1, 5.0
 #: Seconds for which a source that has asked whether it is used retires. A pod that is about to end asks each second.
@@ -53,12 +51,6 @@ Establish = Callable[[Volume, Make], Awaitable[str]]
 #: Publishes a volume that a FUSE program of its own pod serves. Raises Refusal with ENOENT if the pod has no emptyDir
 #: for the socket, also after each of these pauses, in seconds.
 PublishHere = Callable[[Iterable[float]], Awaitable[str]]
-
-
-class _Wait:
-    """A publish that waits for a source; it `is_over` if the volume was unpublished meanwhile."""
-
-    is_over = False
 
 
 class Borrowing:
@@ -83,9 +75,7 @@ class Borrowing:
         self._retiring: dict[int, float] = {}
         #: The connections that new borrowers are about to have.
         self._promised: Counter[int] = Counter()
-        #: Set, and replaced, when there may be a source for those who wait.
-        self._news = asyncio.Event()
-        self._waits: dict[bytes, list[_Wait]] = {}
+        self._waiting = WaitingVolumes()
         self._tasks: set[asyncio.Task[None]] = set()
         front.shared_died = self._renew_soon
 
@@ -117,7 +107,7 @@ class Borrowing:
                 self._answered = {mount.connection} | {
                     each.connection for each in self._front.registry if each.connection in self._answered
                 }
-                self._tell()
+                self._waiting.tell()
                 await self._renew(source.share)
                 return
             await asyncio.sleep(pause)
@@ -154,9 +144,7 @@ class Borrowing:
 
     def _sources(self, borrower: Volume) -> list[Volume]:
         """Return the sources that the borrower may use: those of mount namespaces first, and of these the newest."""
-        trusted = self._front.mount_namespaces
-        found = [each for each in self._volumes.sources(borrower.keys) if policy.may_borrow(borrower, each, trusted)]
-        return sorted(found, key=lambda source: source.namespace not in trusted)
+        return policy.sources_for(borrower, self._volumes.sources(borrower.keys), self._front.mount_namespaces)
 
     def _lender(self, borrower: Volume) -> tuple[Volume, Mount] | None:
         """Return the source whose filesystem the borrower would get now, with that, if there is one."""
@@ -202,34 +190,20 @@ class Borrowing:
             return await publish_here(())
         if known and self._volumes.is_taken(volume.target):
             return await self._establish(volume.as_borrower(), self._renewed)
-        wait = _Wait()
-        self._waits.setdefault(volume.target, []).append(wait)
-        try:
-            return await self._wait(volume, wait, None if known else publish_here)
-        finally:
-            self._waits[volume.target].remove(wait)
-            if not self._waits[volume.target]:
-                del self._waits[volume.target]
-
-    async def _wait(self, volume: Volume, wait: _Wait, publish_here: PublishHere | None) -> str:
-        """Publish the volume as soon as that is possible; return the result in a word. Raises Refusal."""
         borrower = volume.as_borrower()
-        give_up = time.monotonic() + LONGEST_WAIT
         pauses: Iterable[float] = _LOOKS
-        while True:
-            news = self._news
-            if publish_here:
+
+        async def attempt(wait: Wait) -> str:
+            nonlocal pauses
+            looks, pauses = pauses, ()
+            if not known:
                 with _unless_absent():
-                    return await publish_here(pauses)
-                pauses = ()
-            if self._lender(borrower):
-                with _unless_absent():
-                    return await self._establish(borrower, partial(self._begun, wait))
-            left = give_up - time.monotonic()
-            if left <= 0 or wait.is_over:
-                raise Refusal(EAGAIN, b"its mount pod is not ready: %b" % self._problem(borrower))
-            with suppress(TimeoutError):
-                await asyncio.wait_for(news.wait(), min(left, _LOOK_AGAIN))
+                    return await publish_here(looks)
+            if not self._lender(borrower):
+                raise Refusal(ENOENT, b"")
+            return await self._establish(borrower, partial(self._begun, wait))
+
+        return await self._waiting.publish(volume.target, attempt, lambda: self._problem(borrower))
 
     def _problem(self, borrower: Volume) -> bytes:
         sources = self._sources(borrower)
@@ -242,7 +216,7 @@ class Borrowing:
             return b"it is about to end, and there is no other yet"
         return b"its FUSE program does not answer"
 
-    async def _begun(self, wait: _Wait, borrower: Volume, _is_new: bool) -> bool:
+    async def _begun(self, wait: Wait, borrower: Volume, _is_new: bool) -> bool:
         """Make a borrower that has no filesystem yet, as `Make`. Raises Refusal with ENOENT if there is no source."""
         lender = self._lender(borrower)
         if wait.is_over or not lender:
@@ -257,7 +231,7 @@ class Borrowing:
     async def _renewed(self, borrower: Volume, is_new: bool) -> bool:
         """Make a borrower that has had a filesystem, as `Make`: give it another one if that is dead."""
         if is_new:  # it was unpublished meanwhile
-            raise Refusal(EAGAIN, b"its mount pod is not ready: %b" % self._problem(borrower))
+            raise not_ready(self._problem(borrower))
         lender = self._lender(borrower)
         return not self._has_live(borrower) and lender is not None and await self._borrow(borrower, *lender)
 
@@ -292,16 +266,15 @@ class Borrowing:
     def forget(self, target: bytes) -> None:
         """The volume at that target is being removed."""
         self._front.borrowed.pop(target, None)
-        for wait in self._waits.get(target, ()):
-            wait.is_over = True
-        self._tell()
+        self._waiting.forget(target)
 
     def _renew_soon(self, key: bytes) -> None:
         self._begin(self._renew(key))
 
     async def _renew(self, key: bytes) -> None:
         """Give the borrowers of that key whose filesystem is dead another one, if one is served."""
-        await asyncio.gather(*map(self._renew_one, self._volumes.borrowers(key)))
+        borrowers = [each for each in self._volumes.borrowers(key) if not each.block]
+        await asyncio.gather(*map(self._renew_one, borrowers))
 
     async def _renew_one(self, borrower: Volume) -> None:
         fields: dict[str, log.Value] = {"target": borrower.target, "volume": borrower.id, "pod": borrower.pod}
@@ -321,11 +294,6 @@ class Borrowing:
         """Stop all that was begun."""
         for task in list(self._tasks):
             task.cancel()
-
-    def _tell(self) -> None:
-        """Wake those who wait."""
-        self._news.set()
-        self._news = asyncio.Event()
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

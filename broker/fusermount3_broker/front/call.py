@@ -53,6 +53,7 @@ from fusermount3_broker.service.channel import HungUp
 from fusermount3_proxy import wire
 from fusermount3_proxy.wire import (
     CommitRequest,
+    DeviceRequest,
     MountRequest,
     ProceedRequest,
     ProtocolError,
@@ -62,6 +63,8 @@ from fusermount3_proxy.wire import (
     VolumeRequest,
 )
 
+#: The requests with which a connection may begin.
+FirstRequest = MountRequest | VolumeRequest | UnmountRequest | UnusedRequest | DeviceRequest
 #: From linux/limits.h: the mountpoint in a request may be longer than any path.
 _PATH_MAX = 4096
 
@@ -81,6 +84,9 @@ class Call(CallerConnection):
         if isinstance(request, UnusedRequest):
             self._answer_unused()
             return
+        if isinstance(request, DeviceRequest):
+            await self._offer(peer, request)
+            return
         self._name = request.OPERATION
         self._known["mountpoint"] = request.mountpoint
         if isinstance(request, UnmountRequest):
@@ -93,7 +99,11 @@ class Call(CallerConnection):
         """Answer whether the volume is unused. Raises Refusal."""
         raise Refusal(EOPNOTSUPP, b"this is not the socket of a volume")
 
-    async def _read_request(self) -> MountRequest | VolumeRequest | UnmountRequest | UnusedRequest:
+    async def _offer(self, _peer: Peer, _request: DeviceRequest) -> None:
+        """Offer the caller's device to volumes of other pods. Raises Refusal."""
+        raise Refusal(EOPNOTSUPP, b"this is not the socket of a volume")
+
+    async def _read_request(self) -> FirstRequest:
         """Return the request. It stays in the socket, for the mounter's child to take with its descriptors."""
         try:
             async with asyncio.timeout(self._front.configuration.deadlines.request):
@@ -101,7 +111,7 @@ class Call(CallerConnection):
         except TimeoutError:
             raise Refusal(ETIMEDOUT, b"no request came in time") from None
         request = wire.decode_request(data)
-        if not isinstance(request, MountRequest | VolumeRequest | UnmountRequest | UnusedRequest):
+        if not isinstance(request, FirstRequest):
             raise ProtocolError(EBADMSG, f"'{request.OPERATION}' before a mount")
         return request
 

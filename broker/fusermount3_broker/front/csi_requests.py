@@ -53,6 +53,7 @@ _TROUBLES = {
     errno.ENODATA: b"no FUSE program has mounted the volume yet",
     errno.ENOTCONN: b"the FUSE program of the volume is gone",
     errno.ETIMEDOUT: b"the FUSE program of the volume does not answer",
+    errno.ENODEV: b"the device of the volume is gone",
 }
 #: The longest text: as much as an event of a pod shows.
 _LONGEST_TEXT = 1024
@@ -158,6 +159,7 @@ class RequestHandler:
             total_inodes=stated.total_inodes,
             free_inodes=stated.free_inodes,
             trouble=b"",
+            block=self._publications.is_block(request.target),
         )
 
     async def _say(self, record: csi.Record) -> None:

@@ -8,11 +8,11 @@ from errno import EBADMSG, EIO, ETIMEDOUT
 
 from fusermount3_broker.front.mounter_client import OperationEnded, OperationFailed, OperationRefused
 from fusermount3_broker.messages.refusal import Refusal
-from fusermount3_proxy.wire import MountRequest, ProtocolError, UnmountRequest, VolumeRequest
+from fusermount3_proxy.wire import DeviceRequest, MountRequest, ProtocolError, UnmountRequest, VolumeRequest
 
 
 @contextmanager
-def explained(prefix: bytes, request: MountRequest | VolumeRequest | UnmountRequest) -> Iterator[None]:
+def explained(prefix: bytes, request: MountRequest | VolumeRequest | UnmountRequest | DeviceRequest) -> Iterator[None]:
     """Turn the failure of an operation into the refusal that the user reads, which begins with `prefix`."""
     begun = time.monotonic()
     try:

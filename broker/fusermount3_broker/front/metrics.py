@@ -21,11 +21,12 @@ from fusermount3_proxy import __version__
 PREFIX = "fusermount3_broker_"
 #: The results of requests; exported from the start, so that the first one of a kind is seen as an increase. The
 #: operation is "request" if it ends before its caller has said intelligibly what it wants; "volume" is a mount on a
-#: volume.
+#: volume, "device" the offer of a block device.
 REQUESTS = (
     ("request", ("refused", "caller went away", "ended")),
     ("mount", ("mounted", "refused", "rolled back", "not rolled back", "caller went away", "ended")),
     ("volume", ("mounted", "refused", "rolled back", "not rolled back", "caller went away", "ended")),
+    ("device", ("offered", "refused", "caller went away", "ended")),
     ("unmount", ("unmounted", "refused", "caller went away", "ended")),
     ("reap", ("unmounted",)),
     ("abort", ("aborted",)),

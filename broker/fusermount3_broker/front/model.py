@@ -63,7 +63,8 @@ class Volume:
 
     `namespace` is the pod's in Kubernetes. A volume with a `share` is a *source*: its filesystem is offered to other
     pods under that key. `borrows` has the keys, one a line, under which this volume may get the filesystem of a source;
-    it is a *borrower* if it has no `directory`.
+    it is a *borrower* if it has no `directory`. A `block` volume gets the device that a source offers. What a source
+    offers as a device must have `capacity` bytes.
     """
 
     target: bytes
@@ -83,6 +84,8 @@ class Volume:
     #: Tables of earlier versions lack these, and kubelet asks again for the volumes in them.
     namespace: bytes = field(default=b"", compare=False)
     borrows: bytes = field(default=b"", compare=False)
+    block: bool = False
+    capacity: int = 0
 
     @property
     def is_borrower(self) -> bool:

@@ -27,6 +27,7 @@ from fusermount3_broker.front.call import Call
 from fusermount3_broker.front.context import Front
 from fusermount3_broker.front.decisions import policy
 from fusermount3_broker.front.decisions.limits import AccountName
+from fusermount3_broker.front.lent_devices import Lending
 from fusermount3_broker.front.model import Device, Mount, MountNamespace, Volume
 from fusermount3_broker.front.mounter_client import Operation
 from fusermount3_broker.front.restored_containers import RestoredContainers, former
@@ -166,10 +167,12 @@ class Publications:
         self._operations = VolumeOperations(front)
         self.restored_containers = RestoredContainers(front)
         self.borrowing = Borrowing(front, volumes, self._operations, self._establish, self.restored_containers)
+        self.lending = Lending(front, volumes, self._operations, self._establish)
 
     def close(self) -> None:
         """Close the sockets and unserved filesystems of all volumes, which stay published."""
         self.borrowing.end()
+        self.lending.end()
         self.restored_containers.end()
         for publication in self._served.values():
             publication.end()
@@ -194,6 +197,11 @@ class Publications:
         start = StartStat(self._operations.seconds, target)
         async with self._operations.begin(b"cannot ask the volume", volume, start) as operation:
             return await operation.expect(Stated)
+
+    def is_block(self, target: bytes) -> bool:
+        """Return whether the volume at that target is a block volume."""
+        volume = self._volumes.find(target)
+        return volume is not None and volume.block
 
     def targets_of(self, id: bytes) -> list[bytes]:
         """Return the targets of the volume with that id."""
@@ -222,6 +230,8 @@ class Publications:
     async def _publish(self, volume: Volume) -> str:
         """Publish the volume; return the result in a word. Raises Refusal."""
         policy.decide_eager_mount(b"", volume)  # find mistakes in its options now, not when its user mounts
+        if volume.block:
+            return await self.lending.publish(volume)
         if volume.keys:
             return await self.borrowing.publish(volume, partial(self._publish_here, volume))
         return await self._publish_here(volume, _LOOK_AGAIN)
@@ -322,6 +332,7 @@ class Publications:
         async with self._operations.lock(target):
             volume = self._volumes.find(target)
             self.borrowing.forget(target)
+            self.lending.forget(target)
             await self._take_away(target, volume)
             self._volumes.remove(target)
             return "unpublished" if volume else "nothing there"

@@ -13,21 +13,24 @@ import time
 from dataclasses import replace
 from errno import EBUSY
 
-from fusermount3_broker.front.call import Call
+from fusermount3_broker.front.call import Call, FirstRequest
 from fusermount3_broker.front.context import Front
 from fusermount3_broker.front.decisions import policy
 from fusermount3_broker.front.decisions.limits import Account
+from fusermount3_broker.front.failure_texts import explained
+from fusermount3_broker.front.lent_devices import Offer
 from fusermount3_broker.front.model import Mount
 from fusermount3_broker.front.mounter_client import Operation
 from fusermount3_broker.front.peer import Peer
 from fusermount3_broker.front.published_volumes import Publication, Publications, Unserved
 from fusermount3_broker.front.restored_containers import former
 from fusermount3_broker.front.serving_processes import MOMENT
-from fusermount3_broker.messages.mounter import Made, MountFacts, MountPlan, StartVolumeMount
+from fusermount3_broker.messages.mounter import Made, MountFacts, MountPlan, Offered, StartOffer, StartVolumeMount
+from fusermount3_broker.messages.refusal import Refusal
 from fusermount3_broker.service import log
 from fusermount3_broker.service.channel import Channel, HungUp
 from fusermount3_broker.service.configuration import FILESYSTEMS
-from fusermount3_proxy.wire import MountRequest, Reply, UnmountRequest, UnusedRequest, VolumeRequest
+from fusermount3_proxy.wire import DeviceRequest, MountRequest, Reply, VolumeRequest
 
 
 class VolumeCall(Call):
@@ -44,8 +47,10 @@ class VolumeCall(Call):
         self._lent: Unserved | None = None
         #: The mount that has been made.
         self._mounted: Mount | None = None
+        #: Whether the connection stays open after the call.
+        self._is_kept = False
 
-    async def _read_request(self) -> MountRequest | VolumeRequest | UnmountRequest | UnusedRequest:
+    async def _read_request(self) -> FirstRequest:
         self._check_caller()
         return await super()._read_request()
 
@@ -57,6 +62,34 @@ class VolumeCall(Call):
         users = self._publications.borrowing.retire(self._volume)
         text = b"volumes of other pods that use the filesystem: %d" % users if users else b""
         self._send(Reply(self.id.encode(), EBUSY if users else 0, text))
+
+    async def _offer(self, peer: Peer, request: DeviceRequest) -> None:
+        """Offer the caller's device to block volumes of other pods, as long as the connection lives. Raises Refusal."""
+        self._name = request.OPERATION
+        policy.check_offer(self._volume, self._publications.lending.is_offered(self._target))
+        with explained(b"can't offer the device", request):
+            start = StartOffer(self._front.configuration.deadlines.operation, self._target)
+            operation = await self._begin(peer, start)
+            self._describe(peer)
+            said, (node,) = await operation.expect_with_descriptors(Offered, 1)
+        try:
+            policy.check_size(self._volume, said.size)
+        except Refusal:
+            os.close(node)
+            raise
+        self._end_operation()
+        self._send(Reply(self.id.encode()))
+        self._is_kept = True
+        connection = Channel(self._channel.give_away())
+        self._publications.lending.offer(Offer(self._volume, said, node, connection, peer.account))
+        self.decided(log.INFO, "offered", device=f"{os.major(said.device)}:{os.minor(said.device)}", size=said.size)
+
+    def _hang_up(self) -> None:
+        """As for any call; but leave the connection of an offer to who has it now."""
+        if self._is_kept:
+            self._leave()
+        else:
+            super()._hang_up()
 
     def _check_caller(self) -> None:
         """Raise Refusal unless the caller is in the volume's pod."""

@@ -50,15 +50,19 @@ class VolumeOperations:
         return self._locks.setdefault(target, asyncio.Lock())
 
     @asynccontextmanager
-    async def begin(self, prefix: bytes, volume: Volume | None, start: Start) -> AsyncIterator[Operation]:
-        """Start an operation of the mounter once a slot is free. Failures are raised as Refusal with `prefix`."""
+    async def begin(
+        self, prefix: bytes, volume: Volume | None, start: Start, *descriptors: int
+    ) -> AsyncIterator[Operation]:
+        """Start an operation of the mounter, with these descriptors, once a slot is free. Failures are raised as
+        Refusal with `prefix`.
+        """
         account = AccountName(f"pod {volume.pod}" if volume else "pod")
         try:
             await self._slots.take(account, _PATIENCE)
         except TimeoutError:
             raise Refusal(EAGAIN, b"%b: too many operations of this pod are under way" % prefix) from None
         try:
-            operation = await self._begin(start, account)
+            operation = await self._begin(start, account, *descriptors)
         except MounterFailed as error:
             self._front.log(log.ERROR, str(error))
             raise Refusal(EAGAIN, b"%b: the broker's mounter takes no requests" % prefix) from None
@@ -75,10 +79,10 @@ class VolumeOperations:
         finally:
             self._slots.give_back_after(account, operation)
 
-    async def _begin(self, start: Start, account: AccountName) -> Operation:
+    async def _begin(self, start: Start, account: AccountName, *descriptors: int) -> Operation:
         """Start an operation in the account's slot; give the slot back if that fails. Raises MounterFailed."""
         try:
-            return await self._front.mounter.begin(start, [])
+            return await self._front.mounter.begin(start, [*descriptors])
         except BaseException:
             self._slots.give_back(account)
             raise

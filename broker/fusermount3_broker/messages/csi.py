@@ -36,6 +36,7 @@ class Publish(NamedTuple):
     group, or NO_GROUP. With `alone` the volume may be published at no other target (ReadWriteOncePod). `namespace` is
     the pod's. The filesystem is offered to other pods under the key `share` (`messages.sharing_key`), unless that is
     empty. With keys in `borrows`, one a line, that of another pod is used if the pod has no emptyDir for the socket.
+    A `block` volume is a device; one that is offered with this `share` must have `capacity` bytes.
     """
 
     number: int
@@ -54,6 +55,8 @@ class Publish(NamedTuple):
     namespace: bytes
     share: bytes
     borrows: bytes
+    block: bool
+    capacity: int
 
 
 class Unpublish(NamedTuple):
@@ -89,7 +92,10 @@ class Done(NamedTuple):
 
 
 class Stated(NamedTuple):
-    """Usage of the volume in bytes and inodes, if it is `served`; and, if it is abnormal, the reason (`trouble`)."""
+    """Usage of the volume in bytes and inodes, if it is `served`; and, if it is abnormal, the reason (`trouble`).
+
+    Of a `block` volume, only the total of bytes is known.
+    """
 
     number: int
     served: bool
@@ -99,6 +105,7 @@ class Stated(NamedTuple):
     total_inodes: int
     free_inodes: int
     trouble: bytes
+    block: bool = False
 
 
 class Refused(NamedTuple):

@@ -190,3 +190,71 @@ class Borrowed(NamedTuple):
 
     device: DeviceNumber
     new: bool
+
+
+class StartOffer(NamedTuple):
+    """To the mounter, with three descriptors: conversation, caller's connection, caller's pidfd. Look at the open block
+    device that the caller, a process of the pod of `source`, has sent; answered by `Offered`.
+
+    The caller's request, with that descriptor, is still in the connection.
+    """
+
+    seconds: Seconds
+    source: bytes
+
+
+class Offered(NamedTuple):
+    """The caller may read the device with the number `device`, and write to it unless it is `read_only`. `size` is in
+    bytes.
+
+    With one descriptor: a node of the device, opened O_PATH, which proves to the mounter that it has said this.
+    """
+
+    device: DeviceNumber
+    size: int
+    read_only: bool
+
+
+class StartLend(NamedTuple):
+    """To the mounter, with two descriptors: conversation, and the node of `Offered`. Have that device, which the pod of
+    `source` has offered, at the target `target`; answered by `Lent`.
+
+    `read_only`: it is for readers only.
+    """
+
+    seconds: Seconds
+    source: bytes
+    target: bytes
+    read_only: bool
+
+
+class Lent(NamedTuple):
+    """The device is at the target."""
+
+
+class StartStat(NamedTuple):
+    """To the mounter, with one descriptor: conversation. Ask the filesystem at `target` for its usage."""
+
+    seconds: Seconds
+    target: bytes
+
+
+class Stated(NamedTuple):
+    """The statfs(2) answer for a volume, in bytes and inodes, if it is `served`: some FUSE program has mounted it and
+    has answered. `published`: the volume exists. `errno` is why it is not served: ENODATA if no FUSE program has
+    mounted it yet, ENOTCONN if none serves it any more, ETIMEDOUT if it hangs, or the error that the program has
+    answered.
+
+    Of a block volume, only the size of the device is known, as the total. ENODEV: that device is gone.
+
+    A child that has sent ETIMEDOUT may go on until the program answers or is gone.
+    """
+
+    published: bool
+    served: bool
+    errno: Errno
+    total_bytes: int
+    free_bytes: int
+    available_bytes: int
+    total_inodes: int
+    free_inodes: int

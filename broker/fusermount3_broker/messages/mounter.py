@@ -23,6 +23,8 @@ for it. The complete list of records, in order:
     eager      front: MountPlan   child: Made   front: Attach
                child: Mounted, with the /dev/fuse descriptor   front: Keep   child: Kept
     borrow     child: Borrowed
+    offer      child: Offered, with the node
+    lend       child: Lent
     unpublish  child: Unpublished
     stat       child: Stated
     tombstone  child: TombstonePut
@@ -58,20 +60,26 @@ from fusermount3_broker.messages.maintenance import Asked as Asked
 from fusermount3_broker.messages.maintenance import Borrowed as Borrowed
 from fusermount3_broker.messages.maintenance import Checked as Checked
 from fusermount3_broker.messages.maintenance import Found as Found
+from fusermount3_broker.messages.maintenance import Lent as Lent
 from fusermount3_broker.messages.maintenance import NobodyThere as NobodyThere
+from fusermount3_broker.messages.maintenance import Offered as Offered
 from fusermount3_broker.messages.maintenance import Reaped as Reaped
 from fusermount3_broker.messages.maintenance import Recognized as Recognized
 from fusermount3_broker.messages.maintenance import Restored as Restored
 from fusermount3_broker.messages.maintenance import StartAbort as StartAbort
 from fusermount3_broker.messages.maintenance import StartBorrow as StartBorrow
 from fusermount3_broker.messages.maintenance import StartCheck as StartCheck
+from fusermount3_broker.messages.maintenance import StartLend as StartLend
+from fusermount3_broker.messages.maintenance import StartOffer as StartOffer
 from fusermount3_broker.messages.maintenance import StartReap as StartReap
 from fusermount3_broker.messages.maintenance import StartRecognize as StartRecognize
 from fusermount3_broker.messages.maintenance import StartRecognizeVolume as StartRecognizeVolume
 from fusermount3_broker.messages.maintenance import StartRestore as StartRestore
 from fusermount3_broker.messages.maintenance import StartSearch as StartSearch
+from fusermount3_broker.messages.maintenance import StartStat as StartStat
 from fusermount3_broker.messages.maintenance import StartSurvey as StartSurvey
 from fusermount3_broker.messages.maintenance import StartTombstone as StartTombstone
+from fusermount3_broker.messages.maintenance import Stated as Stated
 from fusermount3_broker.messages.maintenance import Surveyed as Surveyed
 from fusermount3_broker.messages.maintenance import TombstonePut as TombstonePut
 from fusermount3_broker.messages.quantities import NO_GROUP as NO_GROUP
@@ -207,32 +215,6 @@ class StartUnpublish(NamedTuple):
 
 class Unpublished(NamedTuple):
     pass
-
-
-class StartStat(NamedTuple):
-    """To the mounter, with one descriptor: conversation. Ask the filesystem at `target` for its usage."""
-
-    seconds: Seconds
-    target: bytes
-
-
-class Stated(NamedTuple):
-    """The statfs(2) answer for a volume, in bytes and inodes, if it is `served`: some FUSE program has mounted it and
-    has answered. `published`: the volume exists. `errno` is why it is not served: ENODATA if no FUSE program has
-    mounted it yet, ENOTCONN if none serves it any more, ETIMEDOUT if it hangs, or the error that the program has
-    answered.
-
-    A child that has sent ETIMEDOUT may go on until the program answers or is gone.
-    """
-
-    published: bool
-    served: bool
-    errno: Errno
-    total_bytes: int
-    free_bytes: int
-    available_bytes: int
-    total_inodes: int
-    free_inodes: int
 
 
 class Entering(NamedTuple):
@@ -438,6 +420,8 @@ Start = (
     | StartDismissal
     | StartPublish
     | StartBorrow
+    | StartOffer
+    | StartLend
     | StartEager
     | StartRecognizeVolume
     | StartUnpublish
@@ -458,6 +442,8 @@ Record = (
     | Recognized
     | Published
     | Borrowed
+    | Offered
+    | Lent
     | Unpublished
     | Stated
     | TombstonePut
@@ -489,7 +475,8 @@ Record = (
 #: After these a child sends nothing more, and only waits for the end of the conversation.
 LAST_WORDS = (
     *(Kept, RolledBack, Unmounted, Reaped, Surveyed, Aborted, Checked, HasLetGo, BadDescriptors, Failed),
-    *(Recognized, Published, Borrowed, Unpublished, Stated, TombstonePut, Restored, NobodyThere, Found, NotPlain),
+    *(Recognized, Published, Borrowed, Offered, Lent, Unpublished, Stated, TombstonePut, Restored, NobodyThere, Found),
+    NotPlain,
 )
 _vocabulary: Vocabulary[Record] = Vocabulary(Record.__args__)
 dump = _vocabulary.dump

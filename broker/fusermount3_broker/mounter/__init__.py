@@ -16,5 +16,5 @@ Read in this order:
   what is not plain to them. `programs` has the programs in C.
 - The state of mounts: `mount_inspection`, `liveness_probe`, `fuse_connections`.
 - Volumes: `kubelet_directory` (creates and removes them), `volume_targets`, `volume_helper` (mounts at the target),
-  `eager_volumes`, `borrowed_volumes`, `tombstone` (for a dead one), `volume_consumers`, `pods`.
+  `eager_volumes`, `borrowed_volumes`, `block_devices`, `tombstone` (for a dead one), `volume_consumers`, `pods`.
 """

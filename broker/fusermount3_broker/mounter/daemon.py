@@ -24,14 +24,16 @@ import socket
 import stat
 import struct
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from fusermount3_broker.kernel import capabilities, syscalls
 from fusermount3_broker.messages import mounter, process_names
 from fusermount3_broker.messages import supervisor as orders
 from fusermount3_broker.messages.mounter import Record
 from fusermount3_broker.mounter import (
+    block_devices,
     borrowed_volumes,
     eager_volumes,
     filesystem,
@@ -295,24 +297,27 @@ def _operate(opened: Descriptors, child: Child | None, start: Record, descriptor
             raise StepError(errno.EOPNOTSUPP, "serve volumes")
         elif isinstance(start, mounter.StartVolumeMount):
             _attend_child(opened, talk, child, start, descriptors, front)
-        elif isinstance(start, mounter.StartEager):
-            eager_volumes.mount(opened, talk, start)
-        elif isinstance(start, mounter.StartPublish):
-            kubelet_directory.publish(opened, talk, start)
-        elif isinstance(start, mounter.StartBorrow):
-            borrowed_volumes.borrow(opened, talk, start)
-        elif isinstance(start, mounter.StartUnpublish):
-            kubelet_directory.unpublish(opened, talk, start)
-        elif isinstance(start, mounter.StartStat):
-            kubelet_directory.stat_volume(opened, talk, start)
-        elif isinstance(start, mounter.StartRecognizeVolume):
-            kubelet_directory.recognize(opened, talk, start)
-        elif isinstance(start, mounter.StartTombstone):
-            tombstone.put(opened, talk, start)
-        elif isinstance(start, mounter.StartRestore):
-            volume_consumers.look_again(opened, talk, start)
+        elif isinstance(start, mounter.StartOffer):
+            block_devices.offer(opened, talk, start, *descriptors[1:])
+        elif isinstance(start, mounter.StartLend):
+            block_devices.lend(opened, talk, start, *descriptors[1:])
+        else:
+            _ON_VOLUMES[type(start)](opened, talk, start)
     if child:
         child.dismiss()
+
+
+#: Operations on volumes that come with no descriptor but the conversation.
+_ON_VOLUMES: dict[type[mounter.Start], Callable[[Descriptors, Conversation, Any], None]] = {
+    mounter.StartEager: eager_volumes.mount,
+    mounter.StartPublish: kubelet_directory.publish,
+    mounter.StartBorrow: borrowed_volumes.borrow,
+    mounter.StartUnpublish: kubelet_directory.unpublish,
+    mounter.StartStat: kubelet_directory.stat_volume,
+    mounter.StartRecognizeVolume: kubelet_directory.recognize,
+    mounter.StartTombstone: tombstone.put,
+    mounter.StartRestore: volume_consumers.look_again,
+}
 
 
 @contextmanager
@@ -344,7 +349,7 @@ def _conversation(start: mounter.Start, descriptors: list[int]) -> Iterator[Conv
 _AnyMount = mounter.StartMount | mounter.StartPlainMount
 _AnyUnmount = mounter.StartUnmount | mounter.StartPlainUnmount
 #: Operations for a caller, whose connection comes with the start record.
-_CALLERS = _AnyMount | _AnyUnmount | mounter.StartVolumeMount
+_CALLERS = _AnyMount | _AnyUnmount | mounter.StartVolumeMount | mounter.StartOffer
 
 
 def _connections(start: Record, descriptors: list[int]) -> list[socket.socket]:

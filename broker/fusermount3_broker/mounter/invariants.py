@@ -82,6 +82,16 @@ def allow_target(path: bytes) -> bool:
     return len(parts) == 6 and (*parts[2:4], parts[5]) == (_VOLUMES, _CSI, b"mount")
 
 
+_DEVICES = (b"plugins", b"kubernetes.io", b"csi", b"volumeDevices", b"publish")
+
+
+def allow_device_target(path: bytes) -> bool:
+    """Return whether a block volume may be at `path` in kubelet's directory: only where those of CSI drivers are."""
+    parts = path.split(b"/")
+    is_there = len(parts) == 7 and tuple(parts[:5]) == _DEVICES
+    return is_there and len(path) < _PATH_MAX and all(map(is_name, parts[5:]))
+
+
 def allow_socket(directory: bytes, name: bytes, nonce: bytes, target: bytes) -> bool:
     """Return whether a volume's socket may be there in kubelet's directory: only in an emptyDir of the target's pod.
 

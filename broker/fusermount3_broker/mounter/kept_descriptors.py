@@ -23,6 +23,8 @@ class Descriptors:
         self.supervisor = os.getppid()
         #: Kubelet's directory, if there are volumes.
         self.kubelet = kubelet
+        #: What the kernel says of disks, if there are volumes.
+        self.sysfs = detached(b"sysfs") if kubelet is not None else None
         #: An empty file; see `mount_tree.alone`.
         self.locks = os.memfd_create("locks")
         #: The cell in which to lock the flags of a mount. Each child has its own.

@@ -19,7 +19,15 @@ from contextlib import ExitStack, contextmanager, suppress
 from fusermount3_broker.kernel import ownership_marks, socket_probe, syscalls
 from fusermount3_broker.messages import mounter
 from fusermount3_broker.messages.volume_sockets import SECOND_SOCKET
-from fusermount3_broker.mounter import fuse_connections, invariants, mount_tree, namespaces, pods, volume_targets
+from fusermount3_broker.mounter import (
+    block_devices,
+    fuse_connections,
+    invariants,
+    mount_tree,
+    namespaces,
+    pods,
+    volume_targets,
+)
 from fusermount3_broker.mounter.child_processes import Rescue, in_child
 from fusermount3_broker.mounter.front_connection import Conversation, HungUp, StepError
 from fusermount3_broker.mounter.kept_descriptors import Descriptors
@@ -212,6 +220,10 @@ def unpublish(opened: Descriptors, talk: Conversation, start: mounter.StartUnpub
         raise StepError(errno.EPERM, "check the volume")
     with talk.bounded("remove the sockets"):
         _remove_sockets(opened, start)
+    if block_devices.is_at(opened, start.target):
+        block_devices.remove(opened, talk, start.target)
+        talk.say(mounter.Unpublished())
+        return
     with ExitStack() as held:
         try:
             target = held.enter_context(Target(opened, start.target))
@@ -325,6 +337,9 @@ def stat_volume(opened: Descriptors, talk: Conversation, start: mounter.StartSta
     """
     volume_targets.begin(opened, start.target)
     with talk.bounded("ask"), ExitStack() as held:
+        if block_devices.is_at(opened, start.target):
+            talk.say(block_devices.state(opened, start.target))
+            return
         try:
             target = held.enter_context(Target(opened, start.target))
             entry, layers = held.enter_context(target.seen())

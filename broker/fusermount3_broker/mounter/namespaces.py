@@ -26,12 +26,12 @@ def pidfd_of_peer(connection: int, given: int, proc: int) -> int:
                 raise
         credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII"))
     pid = struct.unpack("iII", credentials)[0]
-    if pid <= 0 or _pid_of(given, proc) != pid:
+    if pid <= 0 or pid_of(given, proc) != pid:
         raise PermissionError(errno.EPERM, "the pidfd is not that of the caller")
     return given
 
 
-def _pid_of(pidfd: int, proc: int) -> int:
+def pid_of(pidfd: int, proc: int) -> int:
     """Return the pid that a pidfd refers to (proc_pid_fdinfo(5)); -1 if its process has ended, or it is no pidfd."""
     with open(f"self/fdinfo/{pidfd}", "rb", opener=lambda path, flags: os.open(path, flags, dir_fd=proc)) as file:
         lines = file.read().split(b"\n")

@@ -67,7 +67,7 @@ class Target:
     def __init__(self, opened: Descriptors, path: bytes) -> None:
         """Open the target's parent directory. Raises OSError, FileNotFoundError if that doesn't exist."""
         assert opened.kubelet is not None
-        parent, _, self._name = path.rpartition(b"/")
+        parent, _, self.name = path.rpartition(b"/")
         self._opened = opened
         self._pod = pods.pod_of_target(path)
         self.directory = open_beneath(opened.kubelet, parent or b".")
@@ -90,7 +90,7 @@ class Target:
         Raises OSError: FileExistsError if it is not a directory, and thus not the broker's.
         """
         try:
-            entry = os.open(self._name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self.directory)
+            entry = os.open(self.name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self.directory)
         except NotADirectoryError:
             raise FileExistsError(errno.EEXIST, "the target is no directory") from None
         try:
@@ -137,7 +137,7 @@ class Target:
         FileExistsError: the target is not a directory, or something that is not the broker's is in it or mounted on it.
         """
         with suppress(FileExistsError):
-            os.mkdir(self._name, 0o750, dir_fd=self.directory)
+            os.mkdir(self.name, 0o750, dir_fd=self.directory)
             with self.topmost() as entry:
                 ownership_marks.mark(entry)
         with self.topmost() as entry:
@@ -275,7 +275,7 @@ class Target:
             with self.topmost() as entry:
                 if syscalls.is_mount_root(entry) or not ownership_marks.is_marked(entry):
                     return
-            os.rmdir(self._name, dir_fd=self.directory)
+            os.rmdir(self.name, dir_fd=self.directory)
         except (FileNotFoundError, FileExistsError):
             return
 

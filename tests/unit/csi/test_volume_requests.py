@@ -96,6 +96,8 @@ def test_a_volume_without_attributes_has_the_defaults() -> None:
         namespace=b"",
         share=b"",
         borrows=b"",
+        block=False,
+        capacity=0,
     )
 
 
@@ -291,14 +293,53 @@ def test_one_pod_alone_has_a_volume_only_if_its_access_mode_is_that() -> None:
     assert alone == {MODES.SINGLE_NODE_SINGLE_WRITER}
 
 
-def test_a_block_volume_is_refused() -> None:
-    asked = request()
+DEVICE = f"/var/lib/kubelet/plugins/kubernetes.io/csi/volumeDevices/publish/pv-1/{POD}"
+
+
+def block_request(target: str = DEVICE, **context: str) -> NodePublishVolumeRequest:
+    asked = request("disk-1", target, context={"volumeTemplate": "disks", **INFO, **context})
     asked.volume_capability.block.SetInParent()
-    why = refusal(asked)
-    assert (why.code, why.text) == (
-        INVALID_ARGUMENT,
-        "volumeMode must be Filesystem: this driver has no block devices",
-    )
+    return asked
+
+
+def test_a_block_volume_gets_the_device_of_a_mount_pod() -> None:
+    published = volume_requests.publish(block_request(pool="fast"), SETTINGS)
+    assert (published.block, published.pod) == (True, POD.encode())
+    assert published.target == DEVICE.removeprefix("/var/lib/kubelet/").encode()
+    assert sharing_key("disk-1", {"volumeTemplate": "disks", "pool": "fast"}).encode() in published.borrows.split()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"target": TARGET}, "is not where kubelet has block volumes"),
+        ({"target": f"{DEVICE}/x"}, "is not where kubelet has block volumes"),
+        ({"target": DEVICE.replace(POD, "0d4f6a2e")}, "the target path is pod 0d4f6a2e's, but"),
+        ({"csi.storage.k8s.io/pod.namespace": ""}, "needs the attribute 'volumeTemplate' and a CSIDriver with"),
+    ],
+)
+def test_a_block_volume_that_cannot_be_is_refused(changes: dict[str, str], said: str) -> None:
+    why = refusal(block_request(**changes))
+    assert why.code == INVALID_ARGUMENT
+    assert said in why.text
+
+
+def test_a_block_volume_without_a_template_has_no_device() -> None:
+    asked = block_request()
+    del asked.volume_context["volumeTemplate"]
+    assert refusal(asked).text.startswith("a volume with volumeMode Block needs the attribute 'volumeTemplate'")
+
+
+def test_the_capacity_is_that_of_what_is_shared() -> None:
+    shared = {"share": KEY, **INFO, EPHEMERAL: "true"}
+    assert publish(context={**shared, "capacity": "4096"}).capacity == 4096
+    assert "'capacity' must be a number of bytes, not '4Ki'" in refused(context={**shared, "capacity": "4Ki"})
+    assert "'capacity' is for volumes with 'share'" in refused(context={"capacity": "4096"})
+
+
+def test_of_a_block_volume_only_the_size_is_told() -> None:
+    stated = csi.Stated(0, True, 4096, 0, 0, 0, 0, b"", block=True)
+    assert volume_requests.stats(stated).usage == [VolumeUsage(unit=VolumeUsage.BYTES, total=4096)]
 
 
 def test_a_capability_is_required() -> None:

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from fusermount3_broker.front import borrowed_volumes
+from fusermount3_broker.front import borrowed_volumes, waiting_volumes
 from fusermount3_broker.front.decisions.limits import AccountName
 from fusermount3_broker.front.model import Device, Mount, MountNamespace, Volume
 from fusermount3_broker.messages import mounter
@@ -137,8 +137,8 @@ Run = Callable[[Callable[[LendingScene], Awaitable[None]]], None]
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setattr(borrowed_volumes, "LONGEST_WAIT", 0.3)
-    monkeypatch.setattr(borrowed_volumes, "_LOOK_AGAIN", 0.1)
+    monkeypatch.setattr(waiting_volumes, "LONGEST_WAIT", 0.3)
+    monkeypatch.setattr(waiting_volumes, "LOOK_AGAIN", 0.1)
     monkeypatch.setattr(borrowed_volumes, "_LOOKS", [0.01])
     return cast(Run, running(lambda: LendingScene(tmp_path)))
 
@@ -179,8 +179,8 @@ def test_all_that_use_a_volume_get_the_filesystem_of_its_mount_pod(run: Run) -> 
 
 
 def test_a_pod_waits_until_the_program_of_its_mount_pod_answers(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(borrowed_volumes, "LONGEST_WAIT", 20)
-    monkeypatch.setattr(borrowed_volumes, "_LOOK_AGAIN", 20)
+    monkeypatch.setattr(waiting_volumes, "LONGEST_WAIT", 20)
+    monkeypatch.setattr(waiting_volumes, "LOOK_AGAIN", 20)
 
     async def test(scene: LendingScene) -> None:
         publishing = asyncio.create_task(scene.publications.publish(APP))
@@ -361,7 +361,7 @@ def test_only_the_removal_of_a_source_may_abort(run: Run) -> None:
 
 
 def test_who_waits_when_it_is_unpublished_gets_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(borrowed_volumes, "LONGEST_WAIT", 20)
+    monkeypatch.setattr(waiting_volumes, "LONGEST_WAIT", 20)
 
     async def test(scene: LendingScene) -> None:
         publishing = asyncio.create_task(scene.publications.publish(APP))

@@ -42,6 +42,9 @@ class FakePublications(Publications):
     def targets_of(self, id: bytes) -> list[bytes]:  # noqa: A002  # the name in the base class
         return list(self._by_id.get(id, {}))
 
+    def is_block(self, target: bytes) -> bool:
+        return target.startswith(b"plugins/")
+
     async def stat(self, target: bytes) -> mounter.Stated:
         (found,) = (targets[target] for targets in self._by_id.values() if target in targets)
         if isinstance(found, Refusal):

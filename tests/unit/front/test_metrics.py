@@ -70,7 +70,10 @@ def test_every_result_that_a_call_can_have_is_told_from_the_start() -> None:
             assert isinstance(result, ast.Constant) and isinstance(result.value, str)
             results.add(result.value.partition(":")[0])
     assert results == {
-        result for operation, results in REQUESTS for result in results if operation in ("request", "mount", "unmount")
+        result
+        for operation, results in REQUESTS
+        for result in results
+        if operation in ("request", "mount", "unmount", "device")
     }
     assert dict(REQUESTS)["volume"] == dict(REQUESTS)["mount"]
 

@@ -48,6 +48,29 @@ SAID: list[tuple[str, dict[str, Value], str]] = [
         f"refused to mount on volume csi-1 of pod {POD} for uid 1000 in container 9ea7f6a7f41c: no (request 3f6c0e52)",
     ),
     (
+        "device offered",
+        {**CALLER, **VOLUME, "device": "7:0", "size": 4096},
+        f"uid 1000 in container 9ea7f6a7f41c offers the device 7:0 for volume csi-1 of pod {POD} (request 3f6c0e52)",
+    ),
+    (
+        "device refused",
+        {**CALLER, **VOLUME, "text": b"too small"},
+        f"refused the device that uid 1000 in container 9ea7f6a7f41c offers for volume csi-1 of pod {POD}: too small"
+        " (request 3f6c0e52)",
+    ),
+    (
+        "device caller went away",
+        {**CALLER, **VOLUME},
+        f"took no device for volume csi-1 of pod {POD}: uid 1000 in container 9ea7f6a7f41c went away"
+        " (request 3f6c0e52)",
+    ),
+    (
+        "device ended: the broker stops",
+        {**CALLER, **VOLUME},
+        f"took no device for volume csi-1 of pod {POD} from uid 1000 in container 9ea7f6a7f41c: the broker stops"
+        " (request 3f6c0e52)",
+    ),
+    (
         f"mount rolled back: {NOT_TAKEN}",
         {**CALLER, "mountpoint": b"/mnt"},
         f"undid the mount on /mnt for uid 1000 in container 9ea7f6a7f41c: {NOT_TAKEN} (request 3f6c0e52)",

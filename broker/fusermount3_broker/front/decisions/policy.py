@@ -9,8 +9,8 @@ the pod's manifest has the last word on options, and on whether users other than
 
 import os
 import stat
-from collections.abc import Collection
-from errno import EACCES, EBUSY, EINVAL, EPERM
+from collections.abc import Collection, Iterable
+from errno import EACCES, EBUSY, EINVAL, ENOSPC, EPERM
 
 from fusermount3_broker.front.model import Mount, Volume
 from fusermount3_broker.messages import mount_options
@@ -105,6 +105,26 @@ def may_borrow(borrower: Volume, source: Volume, mount_namespaces: Collection[by
     """
     is_trusted = source.namespace in mount_namespaces or source.namespace == borrower.namespace
     return source.share in borrower.keys and source.namespace != b"" and is_trusted
+
+
+def sources_for(borrower: Volume, sources: Iterable[Volume], mount_namespaces: Collection[bytes]) -> list[Volume]:
+    """Return the sources that the volume may use: those of mount namespaces first, else in the order given."""
+    found = [source for source in sources if may_borrow(borrower, source, mount_namespaces)]
+    return sorted(found, key=lambda source: source.namespace not in mount_namespaces)
+
+
+def check_offer(source: Volume, has_one: bool) -> None:
+    """Raise Refusal unless a program may offer a device on this volume; `has_one`: another program does."""
+    if not source.share:
+        raise Refusal(EINVAL, b"only a volume with the attribute 'share' can offer a device")
+    if has_one:
+        raise Refusal(EBUSY, b"another program of the pod offers a device")
+
+
+def check_size(source: Volume, size: int) -> None:
+    """Raise Refusal if a device of `size` bytes is too small for what the volume offers."""
+    if size < source.capacity:
+        raise Refusal(ENOSPC, b"the device has %d bytes, and the volume must have %d" % (size, source.capacity))
 
 
 def _check_number(facts: MountFacts, live_mounts: int, configuration: Configuration) -> None:

@@ -25,7 +25,7 @@ _TAKEN = "taken"
 FORM = Form(
     "volumes",
     _TYPES | {_TAKEN: bool},
-    {"nonce": "x''", "share": "x''", "namespace": "x''", "borrows": "x''"},
+    {"nonce": "x''", "share": "x''", "namespace": "x''", "borrows": "x''", "block": "0", "capacity": "0"},
     each_boot=f"UPDATE volumes SET {_TAKEN} = 0",
     synchronous="NORMAL",
 )
