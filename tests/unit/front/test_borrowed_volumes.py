@@ -387,7 +387,7 @@ def test_a_mount_pod_that_is_about_to_end_gets_no_new_users(run: Run, monkeypatc
         assert scene.publications.borrowing.retire(SOURCE) == 1
         assert await refusal(scene, OTHER) == not_ready(RETIRES)
         assert scene.device(APP) == 5
-        monkeypatch.setattr(borrowed_volumes, "LONGEST_WAIT", 20)
+        monkeypatch.setattr(waiting_volumes, "LONGEST_WAIT", 20)
         waiting = asyncio.create_task(scene.publications.publish(OTHER))
         await asyncio.sleep(0.1)
         await scene.publications.publish(NEWER)

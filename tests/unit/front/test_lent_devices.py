@@ -115,9 +115,9 @@ def test_a_volume_gets_the_device_while_it_is_offered(run: Run) -> None:
         await scene.until(lambda: open_descriptors() == before)
         await scene.publications.publish(APP)
         assert await scene.problem(READER) == not_ready(NO_DEVICE)
-        assert (scene.lending.has, scene.publications.borrowing.users(SOURCE)) == ({APP.target: DISK}, 1)
+        assert (scene.lending.has, scene.publications.borrowing.retire(SOURCE)) == ({APP.target: DISK}, 1)
         await scene.publications.unpublish(APP.target)
-        assert (scene.lending.has, scene.publications.borrowing.users(SOURCE)) == ({}, 0)
+        assert (scene.lending.has, scene.publications.borrowing.retire(SOURCE)) == ({}, 0)
 
     run(test)
 
