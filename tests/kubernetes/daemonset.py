@@ -37,7 +37,9 @@ def sources(node: Node) -> dict[str, Path]:
         each.mkdir()
     for name, content in the("ConfigMap", of_base())["data"].items():
         (directories["configuration"] / name).write_text(content)
-    return directories | {"pods": node.kubelet / "pods"}
+    devices = node.kubelet / "plugins/kubernetes.io/csi/volumeDevices"
+    devices.mkdir(parents=True)
+    return directories | {"pods": node.kubelet / "pods", "devices": devices}
 
 
 def command(

@@ -41,6 +41,8 @@ _LOOKS = [0.01 * 2**number for number in range(6)]
 _ASK_AGAIN, _LONGEST_PAUSE = 0.1, 5.0
 #: Seconds for which a source that has asked whether it is used retires. A pod that is about to end asks each second.
 RETIRING = 60.0
+#: Why a volume waits whose only source does.
+RETIRES = b"it is about to end, and there is no other yet"
 #: What is no answer of a FUSE program: it has mounted nothing, is gone, or hangs.
 _NO_ANSWERS = (ENODATA, ENOTCONN, ETIMEDOUT)
 
@@ -213,7 +215,7 @@ class Borrowing:
         if not mounts:
             return b"its FUSE program has not mounted the volume yet"
         if all(map(self._retires, mounts)):
-            return b"it is about to end, and there is no other yet"
+            return RETIRES
         return b"its FUSE program does not answer"
 
     async def _begun(self, wait: Wait, borrower: Volume, _is_new: bool) -> bool:

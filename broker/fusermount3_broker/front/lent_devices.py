@@ -10,10 +10,12 @@ A volume keeps the device that it has, as its containers do, until it is unpubli
 import asyncio
 import os
 import socket
+import time
+from collections import Counter
 from dataclasses import dataclass
 from errno import ENODEV, ENOENT, EROFS
 
-from fusermount3_broker.front.borrowed_volumes import Establish
+from fusermount3_broker.front.borrowed_volumes import RETIRES, RETIRING, Establish
 from fusermount3_broker.front.context import Front
 from fusermount3_broker.front.decisions import policy
 from fusermount3_broker.front.decisions.limits import AccountName
@@ -30,7 +32,8 @@ from fusermount3_broker.service.channel import Channel
 class Offer:
     """A device that is offered for as long as the connection of its program lives, which `account` pays for.
 
-    `node` is the descriptor that proves it to the mounter.
+    `node` is the descriptor that proves it to the mounter. It retires, as a source does, until `retires`, in monotonic
+    seconds.
     """
 
     source: Volume
@@ -39,6 +42,7 @@ class Offer:
     connection: Channel
     account: AccountName
     watch: "asyncio.Task[None] | None" = None
+    retires: float = 0.0
 
 
 class Lending:
@@ -50,6 +54,8 @@ class Lending:
         self._operations = operations
         self._establish = establish
         self._offers: dict[bytes, Offer] = {}
+        #: The sources whose device volumes are about to have.
+        self._promised: Counter[bytes] = Counter()
         self._waiting = WaitingVolumes()
 
     # Offers ----------------------------------------------------------------------------------------------------
@@ -86,6 +92,15 @@ class Lending:
             if offer.watch:
                 offer.watch.cancel()
 
+    def retire(self, target: bytes) -> int:
+        """Give nobody else the device of the source at that target for `RETIRING` seconds.
+
+        Return how many volumes are about to have it.
+        """
+        if offer := self._offers.get(target):
+            offer.retires = time.monotonic() + RETIRING
+        return self._promised[target]
+
     def end(self) -> None:
         """Withdraw all."""
         for target in list(self._offers):
@@ -116,12 +131,20 @@ class Lending:
 
     def _lender(self, borrower: Volume) -> Offer | None:
         """Return the offer that the volume would get now, if there is one."""
-        sources = policy.sources_for(borrower, self._volumes.sources(borrower.keys), self._front.mount_namespaces)
-        return next((self._offers[each.target] for each in sources if each.target in self._offers), None)
+        now = time.monotonic()
+        return next((offer for offer in self._offers_for(borrower) if offer.retires <= now), None)
+
+    def _offers_for(self, borrower: Volume) -> list[Offer]:
+        return [self._offers[each.target] for each in self._sources(borrower) if each.target in self._offers]
+
+    def _sources(self, borrower: Volume) -> list[Volume]:
+        sources = self._volumes.sources(borrower.keys)
+        return policy.sources_for(borrower, sources, self._front.mount_namespaces)
 
     def _problem(self, borrower: Volume) -> bytes:
-        sources = policy.sources_for(borrower, self._volumes.sources(borrower.keys), self._front.mount_namespaces)
-        return b"it offers no device yet" if sources else b"none on this node offers the volume"
+        if self._offers_for(borrower):
+            return RETIRES
+        return b"it offers no device yet" if self._sources(borrower) else b"none on this node offers the volume"
 
     async def _lend(self, borrower: Volume, wait: Wait | None) -> bool:
         """Make a block volume that has no device, as `Make`. Raises Refusal, with ENOENT if none is offered."""
@@ -132,12 +155,14 @@ class Lending:
             raise Refusal(EROFS, b"its mount pod offers the device for reading only, and the volume is not readOnly")
         start = StartLend(self._operations.seconds, offer.source.target, borrower.target, borrower.read_only)
         node = os.dup(offer.node)  # the offer may end meanwhile
+        self._promised[offer.source.target] += 1
         try:
             async with self._operations.begin(b"cannot publish the volume", borrower, start, node) as operation:
                 await operation.expect(Lent)
+            self._volumes.note_taken(borrower.target)
         finally:
             os.close(node)
-        self._volumes.note_taken(borrower.target)
+            self._promised -= Counter([offer.source.target])
         return True
 
     async def _kept(self, borrower: Volume, is_new: bool) -> bool:

@@ -59,7 +59,7 @@ class VolumeCall(Call):
 
         It is asked again and again, so not logged.
         """
-        users = self._publications.borrowing.retire(self._volume)
+        users = self._publications.borrowing.retire(self._volume) + self._publications.lending.retire(self._target)
         text = b"volumes of other pods that use the filesystem: %d" % users if users else b""
         self._send(Reply(self.id.encode(), EBUSY if users else 0, text))
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from fusermount3_broker.front import waiting_volumes
+from fusermount3_broker.front import lent_devices, waiting_volumes
 from fusermount3_broker.front.decisions.limits import AccountName
 from fusermount3_broker.front.lent_devices import Offer
 from fusermount3_broker.front.model import Volume
@@ -21,7 +21,7 @@ from fusermount3_broker.front.mounter_client import Operation
 from fusermount3_broker.messages import mounter
 from fusermount3_broker.service.channel import Channel
 from tests.unit.fakes import open_descriptors
-from tests.unit.front.test_borrowed_volumes import KEY, NONE, TRUSTED, not_ready, volume_of
+from tests.unit.front.test_borrowed_volumes import KEY, NONE, RETIRES, TRUSTED, not_ready, volume_of
 from tests.unit.front.test_published_volumes import FakeMounter, Scene, running
 
 SOURCE = volume_of("source", share=KEY, namespace=TRUSTED, capacity=1024)
@@ -118,6 +118,24 @@ def test_a_volume_gets_the_device_while_it_is_offered(run: Run) -> None:
         assert (scene.lending.has, scene.publications.borrowing.retire(SOURCE)) == ({APP.target: DISK}, 1)
         await scene.publications.unpublish(APP.target)
         assert (scene.lending.has, scene.publications.borrowing.retire(SOURCE)) == ({}, 0)
+<<<<<<< Updated upstream
+=======
+
+    run(test)
+
+
+def test_a_mount_pod_that_is_about_to_end_lends_its_device_to_nobody_else(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(scene: LendingScene) -> None:
+        await scene.publications.publish(SOURCE)
+        with scene.offer():
+            assert scene.publications.lending.retire(SOURCE.target) == 0
+            assert await scene.problem(APP) == not_ready(RETIRES)
+            monkeypatch.setattr(lent_devices, "RETIRING", 0)
+            scene.publications.lending.retire(SOURCE.target)
+            await scene.publications.publish(APP)
+>>>>>>> Stashed changes
 
     run(test)
 
