@@ -211,8 +211,9 @@ def _print_status(answer: dict[str, Any]) -> None:
     _say(f"up             {formatting.duration(answer['uptime_seconds'])}")
     _say(f"mounts         {', '.join(f'{count} {state}' for state, count in answer['mount_states'].items())}")
     if "plugin" in answer:
-        borrowers = answer.get("borrowers")
-        _say(f"volumes        {answer['volumes']} published{f', {borrowers} by mount pods' if borrowers else ''}")
+        sources, borrowers = answer.get("sources", 0), answer.get("borrowers", 0)
+        of_all = f"volumes        {answer['volumes']} published"
+        _say(f"{of_all}, {sources} of mount pods, {borrowers} by mount pods" if sources or borrowers else of_all)
     for whose, addresses in answer.get("sockets", {}).items():
         for address in addresses:
             _say(f"socket         {address}, for {whose}")

@@ -106,6 +106,7 @@ def status(front: Front) -> dict[str, Any]:
         "children": front.children(),
         "supervisor": {"pid": os.getppid(), "rss_bytes": _rss(front, os.getppid())},
         "volumes": len(front.volumes or ()),
+        "sources": sum(volume.share != b"" for volume in front.volumes or ()),
         "borrowers": len(front.borrowed),
         "tables": {table.name: table.problem or "ok" for table in front.tables},
         "front": {"pid": os.getpid(), "rss_bytes": _rss(front, os.getpid()), "open_descriptors": _open_descriptors()},

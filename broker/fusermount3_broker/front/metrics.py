@@ -105,6 +105,9 @@ class _Collector(Collector):
         borrowers = "Those of them that have the filesystem of a mount pod."
         number = sum(volume.is_borrower for volume in self._front.volumes or ())
         yield GaugeMetricFamily(f"{PREFIX}borrowed_volumes", borrowers, value=number)
+        sources = "Those of them that are of a mount pod, and offer their filesystem to others."
+        number = sum(volume.share != b"" for volume in self._front.volumes or ())
+        yield GaugeMetricFamily(f"{PREFIX}shared_volumes", sources, value=number)
         yield from self._processes()
 
     def _requests(self) -> Metric:

@@ -280,9 +280,9 @@ def test_status_tells_of_volumes_where_there_are_any(fake_control: FakeControlSo
 
 def test_status_tells_of_mount_pods_where_they_serve_any(fake_control: FakeControlSocket) -> None:
     plugin = {"pid": 12, "rss_bytes": 40 * 2**20, "restarts": 1}
-    fake_control.answer(STATUS | {"volumes": 3, "borrowers": 2, "plugin": plugin})
+    fake_control.answer(STATUS | {"volumes": 4, "sources": 1, "borrowers": 2, "plugin": plugin})
     lines = run("status", "--config", fake_control.config).output.splitlines()
-    assert lines[6] == "volumes        3 published, 2 by mount pods"
+    assert lines[6] == "volumes        4 published, 1 of mount pods, 2 by mount pods"
 
 
 def test_a_mount_without_a_mountpoint_is_shown_by_its_volume(fake_control: FakeControlSocket) -> None:

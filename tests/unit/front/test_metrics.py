@@ -111,8 +111,10 @@ def test_volumes_and_restarts_of_the_plugin_are_counted(served: FrontWithoutMoun
     served.front.volumes.add(VOLUME)
     served.front.plugin = PluginStarted(1, restarts=2)
     served.front.volumes.add(replace(VOLUME, target=b"borrower").as_borrower())
-    assert values(served, "fusermount3_broker_volumes") == {(): 2}
+    served.front.volumes.add(replace(VOLUME, target=b"source", share=b"k"))
+    assert values(served, "fusermount3_broker_volumes") == {(): 3}
     assert values(served, "fusermount3_broker_borrowed_volumes") == {(): 1}
+    assert values(served, "fusermount3_broker_shared_volumes") == {(): 1}
     assert values(served, "fusermount3_broker_plugin_restarts_total") == {(): 2}
     served.front.volumes.close()
 
