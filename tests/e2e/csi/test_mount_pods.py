@@ -204,21 +204,26 @@ def stopped(running: Pod, container: str = "starter") -> Iterator[None]:
 
 
 def test_a_pod_goes_while_the_program_hangs_and_the_others_read_on(kubelet: Kubelet) -> None:
-    with kubelet.pod(mount_pod()) as serving, kubelet.pod(workload()) as stays, kubelet.new_pod(workload()) as goes:
+    with (
+        kubelet.pod(mount_pod()) as serving,
+        kubelet.pod(workload()) as one,
+        kubelet.pod(workload()) as other,
+        kubelet.new_pod(workload()) as goes,
+    ):
         goes.set_up()
-        before = device(stays)
+        before = device(one)
         with stopped(serving), ThreadPoolExecutor() as beside:
-            reading = beside.submit(read, stays)
+            reading = [beside.submit(read, each) for each in (one, other)]
             goes.stop_loop()
             goes.stop_containers()
             begun = time.monotonic()
             unpublish(goes)
             assert time.monotonic() - begun < 10
             assert kubelet.node.mounts(goes.target()) == []
-            assert not reading.done()
+            assert not any(each.done() for each in reading)
             os.kill(serving["starter"].pid, signal.SIGCONT)
-            assert reading.result() == "hello\n"
-        assert device(stays) == before
+            assert [each.result() for each in reading] == ["hello\n"] * 2
+        assert device(one) == device(other) == before
 
 
 def wait_unused(serving: Pod, seconds: int) -> CompletedProcess[str]:
