@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusermount3_broker.csi import volume_requests
@@ -323,6 +323,23 @@ def test_quantities(text: str, number: str) -> None:
     assert str(pod_annotations.quantity(text).normalize()) == str(Decimal(number).normalize())
 
 
+def test_a_token_of_the_template_is_for_the_sidecar_only() -> None:
+    """With it, a program proves who it is, for instance to a cloud. What the pod itself has and is stays."""
+    token = {"name": "token", "projected": {"sources": [{"serviceAccountToken": {"path": "token", "audience": "s3"}}]}}
+    mount = {"name": "token", "mountPath": "/var/run/token", "readOnly": True}
+    manifest = template(volumeMounts=[mount])
+    pod_of(manifest)["volumes"] = [token]
+    own = {"name": "own", "secret": {"secretName": "own"}}
+    before = pod(inline(), own, serviceAccountName="reader", automountServiceAccountToken=False)
+    result = inject(before, Known({"s3": parse(manifest)}))["spec"]
+    assert (result["serviceAccountName"], result["automountServiceAccountToken"]) == ("reader", False)
+    assert result["volumes"][1] == own
+    assert {"name": "fuse-data-token", "projected": token["projected"]} in result["volumes"]
+    (sidecar,), (app,) = result["initContainers"], result["containers"]
+    assert {**mount, "name": "fuse-data-token"} in sidecar["volumeMounts"]
+    assert [each["name"] for each in app["volumeMounts"]] == ["data", "own"]
+
+
 # Any pod
 
 
@@ -353,6 +370,7 @@ def _pods(draw: st.DrawFn) -> Manifest:
     return result
 
 
+@settings(max_examples=1000)
 @given(_pods())
 def test_injected_twice_is_injected_once_and_nothing_of_the_pod_is_lost(before: Manifest) -> None:
     result = inject(before, KNOWN)
