@@ -193,11 +193,13 @@ def _of_disk(opened: Descriptors, disk: Disk, name: str) -> int:
 
 
 def is_at(opened: Descriptors, path: bytes) -> bool:
-    """Return whether a file is at the target of a volume, and not a directory: so it is, or was, that of a device."""
+    """Return whether a file is at the target of a volume, and not a directory: so it is, or was, that of a device.
+
+    Asks no FUSE program, which may never answer.
+    """
     try:
         with _DeviceTarget(opened, path) as target, target.entry() as entry:
-            mode = os.fstat(entry).st_mode
-            return stat.S_ISREG(mode) or stat.S_ISBLK(mode)
+            return _is_node(entry) if syscalls.is_mount_root(entry) else stat.S_ISREG(os.fstat(entry).st_mode)
     except (FileNotFoundError, NotADirectoryError):
         return False
 
@@ -249,7 +251,7 @@ class _DeviceTarget:
     def disk(self) -> Disk | None:
         """Return the disk whose node is at the target, if the broker has mounted one there. Raises OSError."""
         with suppress(FileNotFoundError), self.entry() as entry:
-            return Disk.of(entry) if syscalls.is_mount_root(entry) else None
+            return Disk.of(entry) if syscalls.is_mount_root(entry) and _is_node(entry) else None
         return None
 
     def put(self, mount: int) -> None:
@@ -281,6 +283,13 @@ class _DeviceTarget:
                 syscalls.umount2(b"self/fd/%d" % entry, syscalls.MNT_DETACH)
 
 
+def _is_node(root: int) -> bool:
+    """Return whether the mount of which this is the root is one of `_mount_of`."""
+    mount = next(mount_tree.chain(syscalls.statx_mount(root)[1]))
+    return (mount.type, mount.source, mount.root) == (b"tmpfs", volume_targets.SOURCE, b"/%b" % _NODE)
+
+
 def _is_own_file(entry: int) -> bool:
-    is_plain = stat.S_ISREG(os.fstat(entry).st_mode) and not syscalls.is_mount_root(entry)
-    return is_plain and ownership_marks.is_marked(entry)
+    if syscalls.is_mount_root(entry):
+        return False
+    return stat.S_ISREG(os.fstat(entry).st_mode) and ownership_marks.is_marked(entry)
