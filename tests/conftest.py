@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 
 import pytest
 
@@ -13,6 +14,23 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 #: A forked process collects only its own garbage. That of the tests has gRPC's channels, and what closes them may wait
 #: for ever for a lock that another thread held when the process was forked.
 os.register_at_fork(after_in_child=gc.freeze)
+
+
+def pytest_configure() -> None:
+    """Have the signals that end a process end a run as Ctrl-C does: fixtures remove what they have made."""
+    for number in _ENDING:
+        if signal.getsignal(number) != signal.SIG_IGN:  # as in the background of a script
+            signal.signal(number, _interrupt)
+
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    """Interrupt what runs, but only once: another signal, such as that of timeout(1), would interrupt the removal."""
+    for number in _ENDING:
+        signal.signal(number, lambda *_: None)  # not SIG_IGN, which the programs that are executed inherit
+    raise KeyboardInterrupt
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -81,6 +81,24 @@ def test_it_tears_down(tmp_path: Path, interrupt: Interrupt, ignoring: bool) -> 
     assert "no tests ran" in said
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_run_of_pytest_itself_tears_down_whatever_ends_it(tmp_path: Path, number: signal.Signals) -> None:
+    """As with timeout(1), a second signal comes while it does."""
+    file = tmp_path / "test_something.py"
+    file.write_text(TEST.replace("time.sleep(16)", "(PLACE / 'tearing down').touch(); time.sleep(1)"))
+    options = ["-p", "tests.conftest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(file)]
+    command = [sys.executable, "-m", "pytest", *options]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as run:
+        wait_for(tmp_path / "made")
+        run.send_signal(number)
+        wait_for(tmp_path / "tearing down")
+        run.send_signal(number)
+        said, _ = run.communicate(timeout=60 * SLOWNESS)
+    assert run.returncode == pytest.ExitCode.INTERRUPTED, said
+    assert (tmp_path / "torn down").exists(), said
+    assert not (tmp_path / "made").exists()
+
+
 #: A run that gets its signals while it prefetches.
 EARLY = """
 import contextlib, os, signal, sys
