@@ -136,8 +136,8 @@ test-all: lint static lab-packages machine-packages  ## all tests, as CI runs th
 	$(VENV)/bin/python -m tests.machines --smoke
 
 .PHONY: test-cluster
-test-cluster: root venv static lab-packages  ## the tests that need a Kubernetes node; `make test-all` runs them, too
-	$(VENV)/bin/python -m pytest tests/cluster
+test-cluster: root venv static lab-packages  ## the tests that need a Kubernetes node; `make test-all` runs them, too. KUBERNETES=newest: on its newest release
+	FUSERMOUNT3PROXY_TEST_KUBERNETES=$(KUBERNETES) $(VENV)/bin/python -m pytest tests/cluster
 
 AWAY := 30
 .PHONY: test-cluster-long

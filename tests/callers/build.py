@@ -161,7 +161,7 @@ def seaweedfs() -> Path:
 
 
 @contextlib.contextmanager
-def compilers(source: Path) -> Iterator[Container]:
+def compilers(source: Path, image: images.DebianRecipe = COMPILERS) -> Iterator[Container]:
     """Run a container with the compilers, the source in /source, and the network of the host."""
     volumes = [Volume(source, "/source")]
     if CERTIFICATES.exists():
@@ -171,7 +171,7 @@ def compilers(source: Path) -> Iterator[Container]:
         volumes.append(Volume(cargo, "/root/.cargo/config.toml"))
     env = {name: os.environ[name] for name in SETTINGS if name in os.environ}
     env |= {"GOTOOLCHAIN": "local", "HOME": "/root"}
-    with Container(image_tag(COMPILERS), options=Options(network="host", volumes=volumes, env=env)) as container:
+    with Container(image_tag(image), options=Options(network="host", volumes=volumes, env=env)) as container:
         yield container
 
 
@@ -186,7 +186,7 @@ def copy_out(container: Container, source: str, directory: Path) -> None:
         (directory / file.name).chmod(0o755)
 
 
-def recipe_of(source: Path) -> str:
+def recipe_of(source: Path, image: images.DebianRecipe = COMPILERS) -> str:
     """Return the hash of all files below a directory and of the recipe of the compilers."""
     files = sorted(path for path in source.rglob("*") if path.is_file())
-    return recipe_hash(COMPILERS.key(), *(part for file in files for part in (file.name, file.read_bytes())))
+    return recipe_hash(image.key(), *(part for file in files for part in (file.name, file.read_bytes())))

@@ -6,7 +6,6 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from tests.cluster import binaries
 from tests.e2e.documented import ROOT
 from tests.kubernetes import programs
 from tests.lab.commands import run
@@ -29,7 +28,7 @@ def execute(node: ClusterNode, text: str, directory: Path = ROOT, names: Mapping
     for name, value in (names or {}).items():
         text, found = re.subn(rf"\b{name}\b", value, text)
         assert found, f"{name} is not in the commands"
-    path = [binaries.kubernetes(), *([programs.program("helm").parent] if "helm " in text else [])]
+    path = [node.programs, *([programs.program("helm").parent] if "helm " in text else [])]
     settings = [f"PATH={':'.join(map(str, path))}:{os.environ['PATH']}", f"HELM_CACHE_HOME={node.directory}/helm"]
     shell = ["env", f"--chdir={directory}", *settings, "sh", "-euc", text]
     return run(node.administrator_command(*shell), timeout=TIMEOUT).stdout

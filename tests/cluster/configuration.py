@@ -1,14 +1,16 @@
 """What the programs of a node are told: certificates, kubeconfigs, their configuration files and command lines.
 
-`write` fills the directory that the node has as /etc/kubernetes. Each node has a certificate authority of its own, and
-all addresses are those of its own network namespace, so nodes don't get in each other's way.
+`write` fills the directory that the node has as /etc/kubernetes. Each cluster has a certificate authority of its own,
+and all addresses are those of the nodes' own network namespaces, so clusters don't get in each other's way.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import shutil
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,34 +25,62 @@ ADMIN = "admin.kubeconfig"
 
 NAME = "node"
 ADDRESS = "192.168.77.1"
-_PODS, _SERVICES, _SERVICE = "10.88.0.0/16", "10.96.0.0/16", "10.96.0.1"
+_SERVICES, _SERVICE = "10.96.0.0/16", "10.96.0.1"
 _ETCD = "http://127.0.0.1:2379"
 _CONTAINERD = "/run/containerd/containerd.sock"
 PAUSE = "localhost/pause:1"
 """The image of a pod's first container, which keeps its namespaces."""
 
-#: The subjects of the clients' certificates; the groups are in the API server's own rules.
+
+@dataclass(frozen=True)
+class Machine:
+    """What sets the nodes of a cluster apart: the name, the address, and those of its pods."""
+
+    name: str
+    address: str
+    pods: str
+    has_control_plane: bool
+
+    @property
+    def services(self) -> Sequence[Sequence[str]]:
+        """Return the command lines of its programs. All start at once: each waits for those that it needs, or ends and
+        is started again.
+        """
+        kubelet = (*KUBELET, *_options(hostname_override=self.name, node_ip=self.address))
+        return (*(CONTROL_PLANE if self.has_control_plane else ()), CONTAINERD, kubelet)
+
+
+FIRST = Machine(NAME, ADDRESS, "10.88.0.0/16", True)
+SECOND = Machine("second-node", "192.168.77.2", "10.89.0.0/16", False)
+
+#: The subjects of the clients' certificates but kubelet's; the groups are in the API server's own rules.
 _CLIENTS = {
     "admin": "/O=system:masters/CN=admin",
     "kube-apiserver": "/O=system:masters/CN=kube-apiserver",
     "kube-controller-manager": "/CN=system:kube-controller-manager",
     "kube-scheduler": "/CN=system:kube-scheduler",
-    "kubelet": f"/O=system:nodes/CN=system:node:{NAME}",
 }
 _KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-_NAMES = f"subjectAltName=IP:{ADDRESS},IP:{_SERVICE},DNS:{NAME},DNS:kubernetes\n"
 _USES = "extendedKeyUsage=serverAuth,clientAuth\n"
 _DAYS = "365"
+_AUTHORITY = ("ca.crt", "ca.key", "service-accounts.crt", "service-accounts.key")
 
 
-def write(directory: Path, cgroup_root: str) -> None:
-    """Write all files; kubelet puts the cgroups of pods below `cgroup_root`."""
-    _make_authority(directory)
-    for client, subject in _CLIENTS.items():
-        _sign(directory, client, subject)
+def write(directory: Path, cgroup_root: str, machine: Machine = FIRST, first: Path | None = None) -> None:
+    """Write all files; kubelet puts the cgroups of pods below `cgroup_root`.
+
+    `first` is the directory that was filled for the first machine of the cluster, if this is not the first.
+    """
+    if first is None:
+        _make_authority(directory)
+    else:
+        for name in _AUTHORITY:
+            shutil.copy(first / name, directory)
+    for client, subject in (_CLIENTS | {"kubelet": f"/O=system:nodes/CN=system:node:{machine.name}"}).items():
+        _sign(directory, client, subject, machine)
         (directory / f"{client}.kubeconfig").write_text(json.dumps(_kubeconfig(directory, client)))
     (directory / "cni").mkdir()
-    (directory / "cni/bridge.conflist").write_text(json.dumps(_NETWORK))
+    (directory / "cni/bridge.conflist").write_text(json.dumps(_network(machine.pods)))
     (directory / "containerd.toml").write_text(_CONTAINERD_TOML)
     (directory / "kubelet.yaml").write_text(json.dumps(_kubelet(cgroup_root)))
 
@@ -61,8 +91,9 @@ def _make_authority(directory: Path) -> None:
         run(["openssl", "req", "-x509", *_KEY, "-days", _DAYS, "-subj", f"/CN={name}", *files])
 
 
-def _sign(directory: Path, name: str, subject: str) -> None:
-    """Make a key, and a certificate for a client, or a server at the node's address."""
+def _sign(directory: Path, name: str, subject: str, machine: Machine) -> None:
+    """Make a key, and a certificate for a client, or a server at the machine's address."""
+    names = f"subjectAltName=IP:{machine.address},IP:{_SERVICE},DNS:{machine.name},DNS:kubernetes\n"
     key, certificate = directory / f"{name}.key", directory / f"{name}.crt"
     request = run(["openssl", "req", *_KEY, "-subj", subject, "-keyout", key]).stdout
     authority: list[Argument] = [
@@ -75,7 +106,7 @@ def _sign(directory: Path, name: str, subject: str) -> None:
         _DAYS,
     ]
     with tempfile.NamedTemporaryFile("w") as extensions:
-        extensions.write(_NAMES + _USES)
+        extensions.write(names + _USES)
         extensions.flush()
         run(
             ["openssl", "x509", "-req", *authority, "-extfile", extensions.name, "-out", certificate],
@@ -127,18 +158,11 @@ def _kubelet(cgroup_root: str) -> dict[str, Any]:
     }
 
 
-_NETWORK = {
-    "cniVersion": "1.0.0",
-    "name": "pods",
-    "plugins": [
-        {
-            "type": "bridge",
-            "bridge": "pods",
-            "isGateway": True,
-            "ipam": {"type": "host-local", "ranges": [[{"subnet": _PODS}]], "routes": [{"dst": "0.0.0.0/0"}]},
-        }
-    ],
-}
+def _network(pods: str) -> dict[str, Any]:
+    addresses = {"type": "host-local", "ranges": [[{"subnet": pods}]], "routes": [{"dst": "0.0.0.0/0"}]}
+    bridge = {"type": "bridge", "bridge": "pods", "isGateway": True, "ipam": addresses}
+    return {"cniVersion": "1.0.0", "name": "pods", "plugins": [bridge]}
+
 
 # The erofs and blockfile snapshotters and NRI are of no use here, and each prints why it does not work.
 _CONTAINERD_TOML = f"""\
@@ -226,9 +250,6 @@ KUBELET: Sequence[str] = (
     *_options(
         config=f"{DIRECTORY}/kubelet.yaml",
         kubeconfig=f"{DIRECTORY}/kubelet.kubeconfig",
-        hostname_override=NAME,
-        node_ip=ADDRESS,
     ),
 )
-SERVICES = (ETCD, CONTAINERD, APISERVER, CONTROLLER_MANAGER, SCHEDULER, KUBELET)
-"""All at once: each waits for those that it needs, or is started again."""
+CONTROL_PLANE = (ETCD, APISERVER, CONTROLLER_MANAGER, SCHEDULER)

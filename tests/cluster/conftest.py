@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,8 @@ from tests.lab.pace import SLOWNESS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.cluster.binaries import Release
+
 collect_ignore = ["long"]
 """What runs before each release only, with `make test-cluster-long`. pytest ignores no directory that it is told."""
 
@@ -38,13 +41,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def node_of_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterNode]:
     """A node with the driver and an SSH server."""
     assert PROXY.exists(), f"{PROXY} is missing: run 'make static'"
+    release = binaries.RELEASES[os.environ.get("FUSERMOUNT3PROXY_TEST_KUBERNETES") or binaries.USUAL]
     try:
-        binaries.kubernetes()
+        binaries.kubernetes(release)
         images.driver_images()
         images.others()
     except NotReachable as error:
         not_run(str(error))
-    with ClusterNode(tmp_path_factory.mktemp("cluster") / "node") as node:
+    with begun(tmp_path_factory.mktemp("cluster") / "node", release) as node:
+        yield node
+
+
+@contextlib.contextmanager
+def begun(directory: Path, release: Release, kubelet: Release | None = None) -> Iterator[ClusterNode]:
+    """Yield a node of these releases, in the directory, with the driver and an SSH server."""
+    with ClusterNode(directory, release, kubelet=kubelet) as node:
         images.load(node)
         # The examples promise to need no more than this.
         node.kubectl("label", "namespace", "default", "pod-security.kubernetes.io/enforce=restricted")

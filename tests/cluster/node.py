@@ -1,6 +1,6 @@
-"""A real Kubernetes node with its control plane, on this machine and apart from it.
+"""A real Kubernetes node with its control plane, on this machine and apart from it; and a second one of that cluster.
 
-It runs in a root filesystem and in mount, network, pid, uts and ipc namespaces of its own. What it leaves on this
+Each runs in a root filesystem and in mount, network, pid, uts and ipc namespaces of its own. What it leaves on this
 machine while it runs is a directory and cgroups with a name of their own, so several can run at once; when it ends,
 both are removed. Process 1 of the node keeps its namespaces: when that is killed, the kernel ends all the others.
 """
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from tests.cluster import binaries, configuration
+from tests.cluster.binaries import KUBERNETES
 from tests.lab import cgroups
 from tests.lab.cgroups import CgroupRoot
 from tests.lab.commands import Argument, run
@@ -26,6 +27,8 @@ from tests.lab.podman import Mount, mountinfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from tests.cluster.binaries import Release
 
 PATIENCE = 120.0
 """Seconds that the control plane and kubelet have to become ready."""
@@ -73,10 +76,12 @@ exec catatonit -P
 
 _NAMESPACES = ("--mount", "--net", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "--propagation=private")
 
-_HEALTH = f"/api/v1/nodes/{configuration.NAME}/proxy/healthz"
-
 # As a service manager keeps its services.
 _KEEP = 'while :; do "$@"; echo "$1 has ended with status $?"; sleep 1; done'
+
+
+_IN_PLACE = "usr/local/sbin"
+"""A program in here is found before that of the node's release."""
 
 
 class NotReady(Exception):
@@ -89,8 +94,23 @@ class ClusterNode:
     Another process can use the directory of a node that is running.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        release: Release = KUBERNETES,
+        *,
+        kubelet: Release | None = None,
+        first: ClusterNode | None = None,
+    ) -> None:
+        """`kubelet` is the release that its kubelet is of, if that is another one.
+
+        `first` is the cluster's first node, which runs, if this is the second.
+        """
         self.directory = directory
+        self.machine = configuration.FIRST if first is None else configuration.SECOND
+        self.release = release
+        self._other_kubelet = kubelet
+        self._first = first
         self.root = directory / "root"
         self.logs = directory / "logs"
         self._state = directory / "node.json"
@@ -145,8 +165,14 @@ class ClusterNode:
     def begin(self, *services: str) -> None:
         """Start services that were ended; return when the API server and kubelet answer."""
         for name in services:
-            self._serve(next(service for service in configuration.SERVICES if service[0] == name))
+            self._serve(next(service for service in self.machine.services if service[0] == name))
         self._wait_until_ready()
+
+    def upgrade_kubelet(self) -> None:
+        """End the kubelet of another release, and start that of the node's."""
+        self.end("kubelet")
+        (self.root / _IN_PLACE / "kubelet").unlink()
+        self.begin("kubelet")
 
     def is_running(self) -> bool:
         try:
@@ -154,6 +180,11 @@ class ClusterNode:
             return bool(psutil.Process(state["init"]).create_time() == state["created"])
         except (FileNotFoundError, KeyError, psutil.NoSuchProcess):
             return False
+
+    @property
+    def programs(self) -> Path:
+        """Return the directory with the programs of the node's release."""
+        return binaries.kubernetes(self.release)
 
     @property
     def pid(self) -> int:
@@ -185,7 +216,7 @@ class ClusterNode:
 
     def kubectl_command(self, *words: Argument) -> list[Argument]:
         """Return the command that runs kubectl so."""
-        return self.administrator_command(binaries.kubernetes() / "kubectl", *words)
+        return self.administrator_command(self.programs / "kubectl", *words)
 
     def kubectl(
         self,
@@ -210,7 +241,10 @@ class ClusterNode:
         run(["tar", "--zstd", "--extract", "--directory", self.root, "--file", rootfs(binaries.ROOT)], timeout=120)
         files = self.root / configuration.DIRECTORY.relative_to("/")
         files.mkdir()
-        configuration.write(files, cgroup_root.path)
+        first = self._first.root / configuration.DIRECTORY.relative_to("/") if self._first else None
+        configuration.write(files, cgroup_root.path, self.machine, first)
+        if self._other_kubelet:
+            shutil.copy(binaries.kubernetes(self._other_kubelet) / "kubelet", self.root / _IN_PLACE)
         (self.root / "etc/hosts").write_text("127.0.0.1 localhost\n")
         (self.root / "etc/resolv.conf").write_text("nameserver 127.0.0.1\n")  # nobody answers
         for name, value in _SETTINGS.items():
@@ -222,11 +256,13 @@ class ClusterNode:
         path = self.cgroups
         for hierarchy in cgroups.hierarchies():
             (hierarchy / path.lstrip("/")).mkdir()
-        holder = self._begin(binaries.kubernetes())
+        holder = self._begin(self.programs)
         (init,) = psutil.Process(holder.pid).children()
         state = {"cgroups": path, "init": init.pid, "created": init.create_time()}
         self._state.write_text(json.dumps(state))
-        for service in configuration.SERVICES:
+        if self._first:
+            self._connect(self._first)
+        for service in self.machine.services:
             self._serve(service)
         self._wait_until_ready()
 
@@ -245,13 +281,14 @@ class ClusterNode:
     def _wait_until_ready(self) -> None:
         self._wait_for("kube-apiserver", lambda: self._answers("get", "--raw", "/readyz"))
         # What the node's object says may be older than this kubelet.
-        self._wait_for("kubelet", lambda: self._answers("get", "--raw", _HEALTH) and self._is_ready())
+        health = f"/api/v1/nodes/{self.machine.name}/proxy/healthz"
+        self._wait_for("kubelet", lambda: self._answers("get", "--raw", health) and self._is_ready())
         # Without it, no pod can be created.
         self._wait_for("kube-controller-manager", lambda: self._answers("get", "serviceaccount", "default"))
 
     def _begin(self, programs: Path) -> subprocess.Popen[bytes]:
         """Start process 1 in its namespaces; return the process that waits for it."""
-        arguments: list[Argument] = [self.root, programs, configuration.NAME, configuration.ADDRESS]
+        arguments: list[Argument] = [self.root, programs, self.machine.name, self.machine.address]
         with (self.logs / "begin").open("wb") as log:
             holder = subprocess.Popen(
                 ["unshare", *_NAMESPACES, "sh", "-euc", _BEGIN, "sh", *arguments],
@@ -266,6 +303,15 @@ class ClusterNode:
             if output.readline() != b"begun\n":
                 raise NotReady((self.logs / "begin").read_text())
         return holder
+
+    def _connect(self, first: ClusterNode) -> None:
+        """Lay a cable from this node to the first, and tell both where the pods of the other are."""
+        here, there = (f"--net=/proc/{each.pid}/ns/net" for each in (self, first))
+        ends = ["name", "cable", "netns", f"{self.pid}"]
+        run(["nsenter", there, "ip", "link", "add", "cable", "type", "veth", "peer", *ends])
+        for end, other in ((here, first.machine), (there, self.machine)):
+            run(["nsenter", end, "ip", "link", "set", "cable", "master", "uplink", "up"])
+            run(["nsenter", end, "ip", "route", "replace", other.pods, "via", other.address])
 
     def _serve(self, service: Sequence[str]) -> None:
         with (self.logs / service[0]).open("ab") as log:
@@ -282,8 +328,8 @@ class ClusterNode:
         return self.kubectl(*words, check=False).returncode == 0
 
     def _is_ready(self) -> bool:
-        ready = 'jsonpath={.items[*].status.conditions[?(@.type=="Ready")].status}'
-        return self.kubectl("get", "nodes", "--output", ready, check=False).stdout == "True"
+        ready = 'jsonpath={.status.conditions[?(@.type=="Ready")].status}'
+        return self.kubectl("get", "node", self.machine.name, "--output", ready, check=False).stdout == "True"
 
     def _wait_for(self, service: str, true: Callable[[], bool]) -> None:
         give_up = time.monotonic() + SLOWNESS * PATIENCE

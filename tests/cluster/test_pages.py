@@ -26,12 +26,12 @@ PAGE = "kubernetes.md"
 def test_the_page_names_the_versions_of_the_node(node: ClusterNode) -> None:
     (found,) = json.loads(node.kubectl("get", "nodes", "--output=json").stdout)["items"]
     about = found["status"]["nodeInfo"]
-    assert about["kubeletVersion"] == f"v{binaries.version()}"
+    assert about["kubeletVersion"] == f"v{node.release.version}"
     runtime, _, version = about["containerRuntimeVersion"].partition("://")
     hierarchy = node.run(["stat", "--file-system", "--format=%T", "/sys/fs/cgroup"]).stdout.strip()
     cgroups = {"tmpfs": 1, "cgroup2fs": 2}[hierarchy]
     assert (
-        f" node with Kubernetes {binaries.version()}, {runtime} {version.partition('.')[0]} and runc, "
+        f" node with Kubernetes {binaries.KUBERNETES.version}, {runtime} {version.partition('.')[0]} and runc, "
         f"with cgroups of version {cgroups}."
     ) in " ".join(PAGES[PAGE].read_text().split())
 

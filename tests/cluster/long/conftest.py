@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
-from tests.cluster import binaries
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -41,6 +39,6 @@ def _versions(node_of_session: ClusterNode, record_testsuite_property: Callable[
     }.items():
         words = node_of_session.run(command).stdout.split("\n")[0].split()
         record_testsuite_property(name, next(word for word in words if word[:1].isdigit()))
-    record_testsuite_property("Kubernetes", binaries.version())
+    record_testsuite_property("Kubernetes", node_of_session.release.version)
     record_testsuite_property("Linux", platform.release())
     record_testsuite_property("processors", os.cpu_count())
