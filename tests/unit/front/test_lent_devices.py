@@ -118,8 +118,6 @@ def test_a_volume_gets_the_device_while_it_is_offered(run: Run) -> None:
         assert (scene.lending.has, scene.publications.borrowing.retire(SOURCE)) == ({APP.target: DISK}, 1)
         await scene.publications.unpublish(APP.target)
         assert (scene.lending.has, scene.publications.borrowing.retire(SOURCE)) == ({}, 0)
-<<<<<<< Updated upstream
-=======
 
     run(test)
 
@@ -135,7 +133,6 @@ def test_a_mount_pod_that_is_about_to_end_lends_its_device_to_nobody_else(
             monkeypatch.setattr(lent_devices, "RETIRING", 0)
             scene.publications.lending.retire(SOURCE.target)
             await scene.publications.publish(APP)
->>>>>>> Stashed changes
 
     run(test)
 
