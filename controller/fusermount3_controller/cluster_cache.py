@@ -24,8 +24,8 @@ from fusermount3_controller.volume_templates import VolumeTemplate
 RESYNC = 60.0
 #: Seconds between tries to reach the API server: the first, and the longest.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 15.0
-#: Objects in one answer to a list.
-_CHUNK = 500
+#: Objects in one answer to a list: while it is parsed, the webhook waits.
+_CHUNK = 100
 #: How often what was found leads to what has to be found: a claim, its class or volume, the template, the namespace.
 _STEPS = 4
 _NOT_FOUND = 404
@@ -203,7 +203,7 @@ class ClusterCache:
         heard = self._heard[kind] = {}
         found = self._client.list(resource, chunk_size=_CHUNK, **_everywhere(namespaced))
         async for each in found:
-            key, after = _key_of(each), kept(each.to_dict())
+            key, after = _key_of(each), kept(each)
             # One of two that are equal is enough, for there are many.
             listed[key] = before if (before := objects.get(key)) == after else after
         version = int(found.resourceVersion)
@@ -219,8 +219,8 @@ class ClusterCache:
         async with contextlib.aclosing(events):
             async for event, each in events:
                 key = _key_of(each)
-                self._heard[kind][key] = int(each.metadata.resourceVersion)
-                self._keep(kind, key, None if event == "DELETED" else kept(each.to_dict()))
+                self._heard[kind][key] = int(each["metadata"]["resourceVersion"])
+                self._keep(kind, key, None if event == "DELETED" else kept(each))
         raise AssertionError("no watch ends")
 
     def _keep(self, kind: Kind, key: Key, after: Any) -> None:
@@ -245,8 +245,8 @@ def _key(namespace: str | None, name: str) -> Key:
     return (namespace, name) if namespace else name
 
 
-def _key_of(each: Any) -> Key:
-    return _key(each.metadata.namespace, each.metadata.name)
+def _key_of(manifest: Mapping[str, Any]) -> Key:
+    return _key(manifest["metadata"].get("namespace"), manifest["metadata"]["name"])
 
 
 def _known(objects: Objects) -> Known:

@@ -1,5 +1,6 @@
 """What the cache keeps of a pod: a cluster has many, and most have nothing to do with our volumes. Pure."""
 
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -7,7 +8,13 @@ from fusermount3_controller import mount_pods
 from fusermount3_controller.pod_rules import CONTAINER
 from fusermount3_controller.served_volumes import is_inline
 
-_CONDITIONS = ("PodScheduled", "Ready")
+#: Fields of which many pods have the same text: one copy is kept.
+_REPEATED = frozenset(
+    (
+        *("claimName", "creationTimestamp", "lastTransitionTime", "namespace", "nodeName", "phase"),
+        *("serviceAccountName", "status", "type"),
+    )
+)
 
 
 def kept(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -17,31 +24,30 @@ def kept(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
     volumes = [_volume(each) for each in spec.get("volumes") or []]
     if not owners and not any(len(each) > 1 and "emptyDir" not in each for each in volumes):
         return None
-    names = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp")
-    result = {
-        "metadata": _some(metadata, names),
-        "spec": {
-            **_some(spec, ("nodeName", "hostUsers", "serviceAccountName")),
-            "securityContext": _some(spec.get("securityContext"), ("fsGroup",)),
-            "volumes": [each for each in volumes if len(each) > 1],
-        },
-        "status": {
-            **_some(status, ("phase", "reason", "message")),
-            "conditions": [each for each in status.get("conditions") or [] if each.get("type") in _CONDITIONS],
-        },
-    }
+    of_metadata = _some(metadata, ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp"))
+    of_spec = _some(spec, ("nodeName", "hostUsers", "serviceAccountName"))
+    of_status = _some(status, ("phase", "reason", "message"))
+    if context := _some(spec.get("securityContext"), ("fsGroup",)):
+        of_spec["securityContext"] = context
+    of_spec["volumes"] = [each for each in volumes if len(each) > 1]
+    conditions = ("PodScheduled", "Ready") if owners else ("PodScheduled",)
+    of_status["conditions"] = [
+        _some(each, ("type", "status", "reason", "message", "lastTransitionTime"))
+        for each in status.get("conditions") or []
+        if each.get("type") in conditions
+    ]
     if owners:
-        result["metadata"]["ownerReferences"] = [_some(each, ("kind", "name", "controller")) for each in owners]
+        of_metadata["ownerReferences"] = [_some(each, ("kind", "name", "controller")) for each in owners]
         statuses = status.get("containerStatuses") or []
-        result["status"]["containerStatuses"] = [
+        of_status["containerStatuses"] = [
             _some(each, ("name", "state", "lastState")) for each in statuses if each.get("name") == CONTAINER
         ]
-    return result
+    return {"metadata": of_metadata, "spec": of_spec, "status": of_status}
 
 
 def _volume(volume: Mapping[str, Any]) -> dict[str, Any]:
     """Return the volume, with its name only if it is of a kind that does not count."""
-    result = {"name": volume.get("name")}
+    result: dict[str, Any] = {"name": sys.intern(str(volume.get("name")))}
     if volume.get("emptyDir") is not None:
         result["emptyDir"] = {}
     elif is_inline(volume):
@@ -56,4 +62,10 @@ def _volume(volume: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _some(value: Mapping[str, Any] | None, names: Iterable[str]) -> dict[str, Any]:
-    return {name: value[name] for name in names if value.get(name) is not None} if value else {}
+    if not value:
+        return {}
+    found = {name: value[name] for name in names if value.get(name) is not None}
+    for name in _REPEATED & found.keys():
+        if isinstance(found[name], str):
+            found[name] = sys.intern(found[name])
+    return found
