@@ -15,7 +15,7 @@ from lightkube import ApiError
 
 from fusermount3_controller import serving_certificates
 from fusermount3_controller.certificate_keeper import CertificateKeeper, Names
-from fusermount3_controller.serving_certificates import AUTHORITIES, Certificates
+from fusermount3_controller.serving_certificates import AUTHORITIES, AUTHORITY_LIFE, Certificates
 from tests.unit.controller.api_server import NAMESPACE, ApiServer
 
 if TYPE_CHECKING:
@@ -163,6 +163,40 @@ def test_a_certificate_is_renewed_while_connections_are_made() -> None:
         data = {name: base64.b64encode(text).decode() for name, text in old.data().items()}
         await server.put(SECRET, {**server.objects[SECRET], "data": data})
         return old
+
+    asyncio.run(run())
+
+
+def test_an_authority_is_renewed_and_no_connection_is_refused_meanwhile() -> None:
+    """Two replicas notice one after the other, and the API server may still trust what it did before."""
+
+    async def run() -> None:
+        async with keepers(2) as (server, replicas):
+            then = NOW - 4 * serving_certificates.SETTLE  # what they make is valid today
+            authority = serving_certificates._new(NAMES.host, then - AUTHORITY_LIFE * 2 / 3 - DAY)
+            first = serving_certificates._signed(authority, NAMES.host, then - DAY)
+            data = {name: base64.b64encode(text).decode() for name, text in first.data().items()}
+            await server.put(SECRET, {"data": data})
+            listening = [await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=r.context) for r in replicas]
+            ports = [each.sockets[0].getsockname()[1] for each in listening]
+            trusted, seen = first.authorities, []
+            for hour in range(4):
+                before = trusted
+                # The first one also looks again before the other one has noticed.
+                for replica in (replicas[0], replicas[0], replicas[1]):
+                    await replica.look(then + hour * serving_certificates.SETTLE)
+                    trusted = bundle(server)
+                    loaded = [port for port, each in zip(ports, replicas, strict=True) if each.is_trusted()]
+                    for port in loaded:
+                        seen += [await presented(port, before), await presented(port, trusted)]
+            assert len(set(seen)) == 2
+            assert trusted.count(b"BEGIN") == 1 and trusted not in first.authorities
+            for each in listening:
+                each.close()
+
+    def bundle(server: ApiServer) -> bytes:
+        (text,) = {each["clientConfig"]["caBundle"] for each in server.objects[CONFIGURATION]["webhooks"]}
+        return base64.b64decode(text)
 
     asyncio.run(run())
 
