@@ -134,8 +134,6 @@ class MountPodKeeper:
         existing = self._index.mount_pods(names)
         todo = steps(want, existing, attachments, now, self._namespace)
         self._measure(node, want, existing, attachments)
-        # A user waits for the first of these, and nobody for the last.
-        todo.sort(key=lambda step: isinstance(step, SetStatus | Report))
         for step in todo:
             try:
                 await self._do(step, node, now)

@@ -100,7 +100,10 @@ def steps(
     now: datetime.datetime,
     namespace: str = SHARED_NAMESPACE,
 ) -> list[Step]:
-    """Return what to do next, in this order. `namespace`: of mount pods that have no user's identity."""
+    """Return what to do next, in this order: at last what is only told.
+
+    `namespace`: of mount pods that have no user's identity.
+    """
     by_base: dict[str, list[Existing]] = {}
     for pod in pods:
         by_base.setdefault(pod.base, []).append(pod)
@@ -120,7 +123,7 @@ def steps(
             orphans = [each for each in by_base.get(mount.name, []) if each.namespace == mount.namespace(namespace)]
             held = (mount.node, mount.shared.template.name) in wanted.held
             result += _served(mount, found, orphans, now, held=held)
-    return result
+    return sorted(result, key=lambda step: isinstance(step, SetStatus | Report))
 
 
 # Volumes that pods use ---------------------------------------------------------------------------------------------
@@ -226,11 +229,12 @@ def _unwanted(found: list[_Attachment], wanted: Wanted, now: datetime.datetime) 
             yield DeleteAttachment(attachment.name)
             continue
         yield from (DeletePod(each) for each in attachment.failed)
+        yield from _surplus(attachment)
         is_current = template is not None and template.generation == spec.get("templateGeneration")
         seconds = template.sharing.idle_seconds if template and is_current else 0
         since = attachment.status.get("idleSince") or _written(now)
         if now >= moment(since) + datetime.timedelta(seconds=seconds):
-            yield from (DeletePod(each) for each in attachment.live)
+            yield from (DeletePod(each) for each in attachment.live[:1])
         yield from _status(attachment, [], since if seconds else "")
 
 

@@ -108,14 +108,14 @@ def test_a_node_that_is_drained_gets_no_other_pod() -> None:
 
 def test_a_pod_that_has_failed_is_replaced_and_deleted_only_then() -> None:
     gone = failed(ONE, 0, created=-60)
-    assert told([user()], known(), gone, has=[attachment()]) == ["report 0", "create 1"]
+    assert told([user()], known(), gone, has=[attachment()]) == ["create 1", "report 0"]
     assert told([user()], known(), gone, mount_pod(ONE, 1), has=[attachment()]) == ["delete 0"]
 
 
 def test_a_pod_that_fails_again_and_again_is_not_created_again_and_again() -> None:
     gone = failed(ONE, 0, created=0)
     assert told([user()], known(), gone, has=[attachment()], after=PAUSE - 1) == ["report 0"]
-    assert told([user()], known(), gone, has=[attachment()], after=PAUSE) == ["report 0", "create 1"]
+    assert told([user()], known(), gone, has=[attachment()], after=PAUSE) == ["create 1", "report 0"]
 
 
 def test_of_two_pods_the_one_that_was_created_first_stays() -> None:
@@ -181,6 +181,12 @@ def test_an_idle_pod_stays_as_long_as_the_template_says() -> None:
     assert statuses([], cluster, serving(ONE), has=idle, after=59)[ONE.name]["idleSince"] == at(0)
     assert told([], cluster, serving(ONE), has=idle, after=60) == ["delete 0"]
     assert "idleSince" not in statuses([user()], cluster, serving(ONE), has=idle, after=59)[ONE.name]
+
+
+def test_of_two_idle_pods_one_stays() -> None:
+    idle, two = [attachment(ONE, idleSince=at(0))], (serving(ONE), mount_pod(ONE, 1, created=50))
+    assert told([], known(idleSeconds=60), *two, has=idle, after=59) == ["delete 1"]
+    assert told([], known(idleSeconds=60), *two, has=idle, after=60) == ["delete 1", "delete 0"]
 
 
 def test_an_idle_pod_of_a_template_as_it_was_does_not_stay() -> None:

@@ -2,7 +2,8 @@
 
 The cluster is a model of the API server, scheduler, kubelet, garbage collector and node plugin. A controller sees a
 past state of pods, of attachments and of the template, each as old as it may be; it makes one request at a time, and
-may crash between any two. hypothesis looks for an order of events after which one of the promises is broken.
+may crash between any two. A node may die, of whose pods nobody says anything then but that they are to end, until it is
+gone. hypothesis looks for an order of events after which one of the promises is broken.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
 
 #: After so many rounds in which everybody does what is to be done, nothing may be left to do.
 ROUNDS = 12
-WHICH, INDEX, REQUESTS = st.integers(0, 1), st.integers(0, 9), st.sampled_from([0, 1, 2, 3, 100])
+WHICH, INDEX, REQUESTS = st.integers(0, 1), st.integers(0, 3), st.sampled_from([0, 1, 2, 3, 100, 100, 100])
+#: How many of the newest states of each history a controller has not heard of.
+BEHIND = st.one_of(st.just((0, 0, 0)), st.tuples(*3 * [st.sampled_from([0, 0, 1, 1, 2, 3, 1000])]))
 #: Mostly the same place, so that something happens there.
 PLACES = (*4 * [("n1", None)], ("n2", None), ("n1", 1000))
 
@@ -64,6 +67,8 @@ class Model:
         )
         self.borrowed: dict[str, str] = {}
         self.killed: set[str] = set()
+        #: Nodes whose kubelet does nothing any more.
+        self.dead: set[str] = set()
         self.controllers = (Controller(), Controller())
 
     # The API server
@@ -119,6 +124,10 @@ class Model:
         (affinity,) = pod["spec"]["affinity"]["nodeAffinity"].values()
         return str(affinity["nodeSelectorTerms"][0]["matchFields"][0]["values"][0])
 
+    def place_of(self, pod: Manifest) -> str:
+        """Return the node of a user or a mount pod."""
+        return str(pod["spec"].get("nodeName") or self.node_of(pod))
+
     # kubelet and the node plugin
 
     def attach(self, pod: Manifest) -> None:
@@ -149,6 +158,17 @@ class Model:
         ready = {"type": "Ready", "status": "True", "lastTransitionTime": at(self.seconds)}
         self.change(mount.name, phase="Running", conditions=[ready])
 
+    def double(self, mount: Existing) -> None:
+        """Make another pod of the same MountPodAttachment, with the least number that is free."""
+        number = next(number for number in range(10) if f"{mount.base}-{number}" not in self.now.pods)
+        manifest = copy.deepcopy(self.now.pods[mount.name]) | {"status": {"phase": "Pending"}}
+        manifest["metadata"] |= {
+            "name": f"{mount.base}-{number}",
+            "uid": self.uid(),
+            "creationTimestamp": at(self.seconds),
+        }
+        self.put(manifest["metadata"]["name"], manifest)
+
     def lose(self, mount: Existing) -> None:
         """Its users have nothing any more, until another pod serves them."""
         self.borrowed = {user: source for user, source in self.borrowed.items() if source != mount.uid}
@@ -156,7 +176,7 @@ class Model:
     def work(self) -> None:
         """Do all that kubelet, the node plugin and the garbage collector have to do."""
         for pod in list(self.users()):
-            if pod["metadata"].get("deletionTimestamp"):
+            if pod["metadata"].get("deletionTimestamp") and self.place_of(pod) not in self.dead:
                 self.detach(pod["metadata"]["uid"])
                 self.put(pod["metadata"]["name"], None)
         owners = {each["metadata"]["uid"] for each in self.now.attachments.values()}
@@ -164,14 +184,35 @@ class Model:
             if self.now.pods[mount.name]["metadata"]["ownerReferences"][0]["uid"] not in owners:
                 self.end(mount.name)
         for mount in list(self.mounts()):
+            if self.node_of(self.now.pods[mount.name]) in self.dead:
+                continue
             if mount.phase is Phase.PENDING:
                 self.serve(mount)
             elif mount.phase is Phase.ENDING and (mount.uid not in self.borrowed.values() or mount.uid in self.killed):
                 self.lose(mount)
                 self.put(mount.name, None)
         for pod in list(self.users()):
-            if pod["status"]["phase"] in ("Pending", "Running") and pod["metadata"]["uid"] not in self.borrowed:
+            if self.waits(pod) and pod["metadata"]["uid"] not in self.borrowed:
                 self.start(pod["metadata"]["name"])
+
+    def waits(self, pod: Manifest) -> bool:
+        """Return whether the user is to have a filesystem."""
+        return pod["status"]["phase"] in ("Pending", "Running") and self.place_of(pod) not in self.dead
+
+    def die(self, node: str) -> None:
+        """The node does not answer any more, so its pods are told to end, and don't."""
+        self.dead.add(node)
+        for pod in list(self.now.pods.values()):
+            if self.place_of(pod) == node:
+                self.end(pod["metadata"]["name"])
+
+    def go(self, node: str) -> None:
+        """The node is removed, and its pods with it; another one may have its name then."""
+        self.dead.discard(node)
+        for pod in list(self.now.pods.values()):
+            if self.place_of(pod) == node:
+                self.detach(pod["metadata"]["uid"])
+                self.put(pod["metadata"]["name"], None)
 
     # A controller
 
@@ -253,10 +294,23 @@ class SharedVolumes(RuleBasedStateMachine):
     There are few rules, each for several events: of many, hypothesis would leave out most in each run.
     """
 
-    @initialize(upgrade=st.sampled_from(["OnIdle", "Replace"]), idle=st.sampled_from([0, 100]))
-    def begin(self, upgrade: str, idle: int) -> None:
+    @initialize(
+        upgrade=st.sampled_from(["OnIdle", "Replace"]),
+        idle=st.sampled_from([0, 100]),
+        users=st.lists(st.sampled_from(PLACES), max_size=2),
+        then=st.sampled_from(["", "edit", "wait and edit"]),
+    )
+    def begin(self, upgrade: str, idle: int, users: list[tuple[str, int | None]], then: str) -> None:
+        """These are served already, or were by the template as it was: most of what can go wrong begins there."""
         self.model = Model(upgrade, idle)
         self.number = 0
+        for place in users:
+            self.a_user_comes(place)
+        self.model_settles()
+        if then == "wait and edit":
+            self.model.seconds += 60
+        if then:
+            self.model.edit()
 
     @rule(place=st.sampled_from(PLACES))
     def a_user_comes(self, place: tuple[str, int | None]) -> None:
@@ -274,6 +328,8 @@ class SharedVolumes(RuleBasedStateMachine):
         if not users:
             return
         metadata, status = (users[index % len(users)][name] for name in ("metadata", "status"))
+        if self.model.place_of(users[index % len(users)]) in self.model.dead and event != "leave":
+            return
         if event == "start" and status["phase"] == "Pending":
             self.model.start(metadata["name"])
         elif event == "leave":
@@ -285,13 +341,15 @@ class SharedVolumes(RuleBasedStateMachine):
             self.model.detach(metadata["uid"])
             self.model.change(metadata["name"], phase="Succeeded")
 
-    @rule(event=st.sampled_from(["serve", "serve", "fail", "fail", "delete"]), index=INDEX)
+    @rule(event=st.sampled_from(["serve", "serve", "fail", "fail", "delete", "double"]), index=INDEX)
     def a_mount_pod(self, event: str, index: int) -> None:
-        """It serves, is evicted, or is deleted by an administrator or a drain."""
+        """It serves, is evicted, deleted by an administrator or a drain, or made again by who has not heard of it."""
         live = sorted((each for each in self.model.mounts() if each.is_live), key=lambda each: each.name)
         if not live:
             return
         mount = live[index % len(live)]
+        if self.model.node_of(self.model.now.pods[mount.name]) in self.model.dead and event != "delete":
+            return
         if event == "serve" and mount.phase is Phase.PENDING:
             self.model.serve(mount)
         elif event == "fail":
@@ -299,10 +357,16 @@ class SharedVolumes(RuleBasedStateMachine):
             self.model.change(mount.name, phase="Failed", reason="Evicted", conditions=[])
         elif event == "delete":
             self.model.end(mount.name)
+        elif event == "double":
+            self.model.double(mount)
 
-    @rule(event=st.sampled_from(["work", "work", "wait", "edit", "forget"]), seconds=st.sampled_from([1, 5, 60]))
-    def the_cluster(self, event: str, seconds: int) -> None:
-        """All do their work, time passes, the template is changed, or somebody deletes an attachment."""
+    @rule(
+        event=st.sampled_from(["work", "work", "work", "wait", "wait", "edit", "forget", "die", "go"]),
+        seconds=st.sampled_from([1, 5, 60]),
+        node=st.sampled_from(["n1", "n1", "n2"]),
+    )
+    def the_cluster(self, event: str, seconds: int, node: str) -> None:
+        """All do their work, time passes, the template changes, somebody deletes an attachment, a node dies or goes."""
         if event == "work":
             self.model.work()
         elif event == "wait":
@@ -312,8 +376,12 @@ class SharedVolumes(RuleBasedStateMachine):
         elif event == "forget":
             for name in sorted(self.model.now.attachments)[:1]:
                 self.model.put(name, None, 1)
+        elif event == "die":
+            self.model.die(node)
+        elif event == "go":
+            self.model.go(node)
 
-    @rule(which=WHICH, behind=st.tuples(*3 * [st.sampled_from([0, 0, 1, 1, 2, 3, 1000])]), number=REQUESTS)
+    @rule(which=WHICH, behind=BEHIND, number=REQUESTS)
     def a_controller_looks(self, which: int, behind: tuple[int, int, int], number: int) -> None:
         """It hears of all but the newest states of each history, decides, and makes some of its requests."""
         controller = self.model.controllers[which]
@@ -355,7 +423,7 @@ class SharedVolumes(RuleBasedStateMachine):
         self.model_settles()
         model = self.model
         for pod in model.users():
-            if pod["status"]["phase"] in ("Pending", "Running"):
+            if model.waits(pod):
                 assert pod["metadata"]["uid"] in model.borrowed
         live = [(each.base, model.key_of(each)) for each in model.mounts() if each.is_live]
         assert len(set(live)) == len(live)
@@ -384,6 +452,8 @@ class SharedVolumes(RuleBasedStateMachine):
         """Nothing is left when all users are gone."""
         if not hasattr(self, "model"):
             return
+        for node in list(self.model.dead):
+            self.model.go(node)
         for pod in list(self.model.users()):
             self.model.end(pod["metadata"]["name"])
         self.model_settles()
