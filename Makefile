@@ -144,6 +144,10 @@ AWAY := 30
 test-cluster-long: root venv static lab-packages  ## more of them, before each release; the report goes into docs/reliability.md
 	FUSERMOUNT3PROXY_TEST_AWAY=$(AWAY) $(VENV)/bin/python -m tests.cluster.long
 
+.PHONY: site-check
+site-check: venv site-packages  ## the site in a browser, at two widths, and what axe says of it; `make release-check` does so, too
+	$(VENV)/bin/python -m pytest tests/site
+
 .PHONY: lint
 lint: venv  ## ruff and mypy --strict
 	$(VENV)/bin/ruff format --check .
@@ -173,7 +177,7 @@ release: venv image-packages release-packages  ## VERSION=1.2.3: that commit, an
 	$(VENV)/bin/python -m release $(VERSION)
 
 .PHONY: release-check
-release-check: venv  ## VERSION=1.2.3: that in two fresh clones, which have to make the same bytes; two hours
+release-check: site-check  ## VERSION=1.2.3: that in two fresh clones, which have to make the same bytes; two hours
 	$(VENV)/bin/python -m release.check $(VERSION)
 
 SECONDS := 60
@@ -212,13 +216,14 @@ clean:  ## remove what was built here (the cache of the tests' images stays, in 
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # Install Debian packages only if one is missing, so that the other targets need no network.
-.PHONY: build-packages image-packages release-packages lab-packages machine-packages
+.PHONY: build-packages image-packages release-packages lab-packages machine-packages site-packages
 build-packages: PACKAGES := --or-tools $(BUILD_PACKAGES)
 image-packages: PACKAGES := $(IMAGE_PACKAGES)
 release-packages: PACKAGES := $(RELEASE_PACKAGES)
 lab-packages: PACKAGES := $(LAB_PACKAGES)
 machine-packages: PACKAGES := $(shell sed 's/\#.*//' tests/machines/apt-packages)
-build-packages image-packages release-packages lab-packages machine-packages:
+site-packages: PACKAGES := $(shell sed 's/\#.*//' tests/site/apt-packages)
+build-packages image-packages release-packages lab-packages machine-packages site-packages:
 	@packaging/install-packages $(PACKAGES)
 
 .PHONY: deb-packages

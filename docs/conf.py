@@ -1,5 +1,6 @@
 """The documentation as a site: `make site` builds it with Sphinx from the same .md files that the repository shows."""
 
+import itertools
 import re
 from typing import Any
 
@@ -22,7 +23,8 @@ nitpicky = True
 smartquotes = False
 
 html_theme = "furo"
-html_static_path = ["site"]
+html_static_path = ["site/static"]
+templates_path = ["site/templates"]
 html_css_files = ["site.css"]
 html_title = f"fusermount3-proxy {version}"
 html_show_sphinx = False
@@ -73,19 +75,26 @@ def _prepare(app: Sphinx, page: str, source: list[str]) -> None:
         source[0] += contents(app.env.found_docs)
 
 
-def reachable_by_keyboard(body: str) -> str:
+def accessible(body: str) -> str:
     """Return the page with what may scroll in itself, blocks and tables, in the order of the Tab key."""
-    return body.replace("<pre>", '<pre tabindex="0">').replace(
-        '<div class="table-wrapper', '<div tabindex="0" role="region" aria-label="Table" class="table-wrapper'
+    numbers = itertools.count(1)
+    return re.sub(
+        '<div class="table-wrapper',
+        lambda found: f'<div tabindex="0" role="region" aria-label="Table {next(numbers)}"{found[0][4:]}',
+        body.replace("<pre>", '<pre tabindex="0">'),
     )
 
 
 def _finish(_app: Sphinx, _page: str, _template: str, context: dict[str, Any], _doctree: object) -> None:
     if "body" in context:
-        context["body"] = reachable_by_keyboard(context["body"])
+        context["body"] = accessible(context["body"])
+    # The captions of chapters have no level, which a heading needs.
+    context["furo_navigation_tree"] = context["furo_navigation_tree"].replace(
+        'role="heading"', 'role="heading" aria-level="2"'
+    )
 
 
 def setup(app: Sphinx) -> None:
     app.add_lexer("Containerfile", DockerLexer)
-    app.connect("html-page-context", _finish)
+    app.connect("html-page-context", _finish, priority=900)  # after the theme's
     app.connect("source-read", _prepare)

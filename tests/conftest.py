@@ -8,6 +8,9 @@ import signal
 
 import pytest
 
+#: `make site-check` runs these, before each release: they need a browser. pytest ignores no directory that it is told.
+collect_ignore = ["site"]
+
 #: Read by grpcio when it is imported. Otherwise gRPC, once used in the process of the tests, starts its threads again
 #: in each process that a test forks, and a process with threads can't enter another user namespace (unshare(2)).
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 import runpy
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+
+from tests.lab import sphinx
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -58,22 +58,8 @@ class Page(HTMLParser):
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built as in the Makefile."""
     directory = tmp_path_factory.mktemp("site")
-    makefile = (ROOT / "Makefile").read_text()
-    (recipe,) = re.findall(
-        r"^\t\$\(VENV\)/bin/sphinx-build (.+) --doctree-dir build/doctrees docs build/site$", makefile, re.MULTILINE
-    )
-    command = [
-        sys.executable,
-        "-m",
-        "sphinx",
-        *recipe.split(),
-        "--doctree-dir",
-        directory / "doctrees",
-        "docs",
-        directory / "site",
-    ]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+    built = sphinx.build(directory)
+    assert (built.stdout, built.stderr) == ("", "")
     return directory / "site"
 
 

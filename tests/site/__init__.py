@@ -1,0 +1,1 @@
+"""The documentation's site in a browser: Debian's Chromium, driven by Playwright."""
