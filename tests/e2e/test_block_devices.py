@@ -119,7 +119,7 @@ def with_disk(directory: Path, body: Callable[[OwnedFront, Volume, BlockVolume, 
         kubelet.mkdir()
         mount_fusectl()
         with a_volume(kubelet) as (front, source), loop.device(directory / "disk") as path:
-            for each in volumes.publish(front, source):
+            for each in volumes.publish(front, source, shared=True):
                 os.close(each)
             block = BlockVolume(kubelet)
             body(front, source, block, path)
@@ -230,5 +230,18 @@ def test_what_is_not_the_brokers_stays(tmp_path: Path) -> None:
         block.unpublish(front)
         assert block.target.read_text() == "somebody's"
         block.target.unlink()
+
+    with_disk(tmp_path, body)
+
+
+def test_a_volume_that_is_not_shared_offers_nothing(tmp_path: Path) -> None:
+    def body(front: OwnedFront, source: Volume, _: BlockVolume, path: Path) -> None:
+        neighbour = source.beside()
+        for each in volumes.publish(front, neighbour):
+            os.close(each)
+        with program(neighbour, path) as caller:
+            assert offer(front, neighbour, caller) == (mounter.Failed(errno.EPERM, b"open the volume"), [])
+        volumes.unpublish(front, neighbour)
+        neighbour.cgroups.remove()
 
     with_disk(tmp_path, body)

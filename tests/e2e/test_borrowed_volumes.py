@@ -52,7 +52,7 @@ def with_borrowers(directory: Path, body: Callable[[OwnedFront, Volume, Volume, 
             borrower_beside(front, source) as one,
             borrower_beside(front, source) as two,
         ):
-            for each in publish(front, source):
+            for each in publish(front, source, shared=True):
                 os.close(each)
             body(front, source, one, two)
 
@@ -178,7 +178,7 @@ def test_what_a_program_serves_is_not_taken_away(tmp_path: Path) -> None:
     def body(front: OwnedFront, source: Volume, one: Volume, other: Volume) -> None:
         old = serve(front, source, b"old")
         borrow(front, start_borrow(source, one))
-        for each in publish(front, other):
+        for each in publish(front, other, shared=True):
             os.close(each)
         new = serve(front, other, b"new")
         assert borrow(front, start_borrow(other, one)) == mounter.Borrowed(os.minor(number_of(source)), False)
@@ -200,7 +200,8 @@ def test_only_the_filesystem_that_is_meant_is_given(changed: str, tmp_path: Path
             "source": start._replace(source=one.relative(one.target)),
         }
         said = borrow(front, others[changed])
-        assert said == mounter.Failed(errno.ENOENT, b"open the filesystem of the mount pod")
+        expected = errno.EPERM if changed == "source" else errno.ENOENT
+        assert said == mounter.Failed(expected, b"open the filesystem of the mount pod")
         assert not one.target.exists()
         said = borrow(front, start._replace(target=b"pods/x/volumes/kubernetes.io~empty-dir/y/mount"))
         assert said == mounter.Failed(errno.EPERM, b"check the volume")
@@ -215,6 +216,22 @@ def test_a_program_in_a_user_namespace_cannot_serve_other_pods(tmp_path: Path) -
         said = program.begin(shared=True).hear()
         assert said == mounter.Failed(errno.EPERM, b"share")
         assert source.types() == ["tmpfs"]
+        program.kill()
+
+    with_borrowers(tmp_path, body)
+
+
+def test_a_front_that_lies_about_what_is_shared_is_refused(tmp_path: Path) -> None:
+    """One that was taken over wants to give a pod's volume to another pod, and says only now that it is shared."""
+
+    def body(front: OwnedFront, _: Volume, own: Volume, target: Volume) -> None:
+        for shared in (False, True):
+            for each in publish(front, own, shared=shared):
+                os.close(each)
+        program = serve(front, own)
+        refused = mounter.Failed(errno.EPERM, b"open the filesystem of the mount pod")
+        assert borrow(front, start_borrow(own, target)) == refused
+        assert not target.target.exists()
         program.kill()
 
     with_borrowers(tmp_path, body)

@@ -67,10 +67,12 @@ class Volume:
     def relative(self, path: Path) -> bytes:
         return bytes(path.relative_to(self._kubelet))
 
-    def start_publish(self, *, old_clients: bool = False, serving: bool = False) -> mounter.StartPublish:
+    def start_publish(
+        self, *, old_clients: bool = False, serving: bool = False, shared: bool = False
+    ) -> mounter.StartPublish:
         directory = self.relative(self.empty_dir)
         return mounter.StartPublish(
-            PATIENCE, self.relative(self.target), directory, SOCKET.encode(), old_clients, serving, NONCE
+            PATIENCE, self.relative(self.target), directory, SOCKET.encode(), old_clients, serving, NONCE, shared
         )
 
     def start_mount(
@@ -134,11 +136,9 @@ def mount_fusectl() -> Path:
     return place
 
 
-def publish(front: OwnedFront, volume: Volume, *, old_clients: bool = False, serving: bool = False) -> list[int]:
-    """Publish the volume; return the received descriptors."""
-    said, descriptors = front.begin(
-        volume.start_publish(old_clients=old_clients, serving=serving)
-    ).hear_with_descriptors()
+def publish(front: OwnedFront, volume: Volume, **wanted: bool) -> list[int]:
+    """Publish the volume, `wanted` as for `Volume.start_publish`; return the received descriptors."""
+    said, descriptors = front.begin(volume.start_publish(**wanted)).hear_with_descriptors()
     assert said == mounter.Published(), said
     return descriptors
 

@@ -294,6 +294,7 @@ class Publications:
             old_clients=volume.old_clients,
             serving=known is not None,
             nonce=volume.nonce,
+            shared=volume.share != b"",
         )
         descriptors = await self._sockets(volume, start, pauses)
         publication = known or Publication(volume, self._volumes)

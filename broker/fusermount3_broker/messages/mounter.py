@@ -146,6 +146,8 @@ class StartPublish(NamedTuple):
 
     A socket is made under a name that contains `nonce`, hexadecimal digits that only the broker knows and that are the
     same for a volume each time: so a leftover of a killed child can be recognized as the broker's.
+
+    `shared`: other pods may have what the volume has. That counts when the volume is new, not when it exists already.
     """
 
     seconds: Seconds
@@ -155,6 +157,7 @@ class StartPublish(NamedTuple):
     old_clients: bool
     serving: bool
     nonce: bytes
+    shared: bool = False
 
 
 class Published(NamedTuple):

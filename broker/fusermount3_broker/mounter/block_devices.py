@@ -76,6 +76,8 @@ def offer(opened: Descriptors, talk: Conversation, start: mounter.StartOffer, co
     volume_targets.begin(opened, start.source)
     with talk.bounded("identify the caller"):
         _check_pod(opened, namespaces.pidfd_of_peer(connection, pidfd, opened.proc), start.source)
+    with talk.bounded("open the volume"), Target(opened, start.source) as source:
+        source.check_shared()
     with talk.bounded("look at the device"), socket.socket(fileno=os.dup(connection)) as caller:
         _, descriptors = receive(caller)
         if len(descriptors) != 1:

@@ -25,6 +25,7 @@ def borrow(opened: Descriptors, talk: Conversation, start: mounter.StartBorrow) 
     """Attach a copy of the source's mount at the target, and in the containers of its pod that had a former one."""
     volume_targets.begin(opened, start.source, start.target)
     with talk.bounded("open the filesystem of the mount pod"), Target(opened, start.source) as source:
+        source.check_shared()
         copy = source.clone(talk.seconds, start.device)
         if not fuse_connections.is_connection(opened.fusectl, start.device, start.connection):
             raise FileNotFoundError(errno.ENOENT, "another filesystem has that number")

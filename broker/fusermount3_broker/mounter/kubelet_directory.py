@@ -64,7 +64,7 @@ def publish(opened: Descriptors, talk: Conversation, start: mounter.StartPublish
             undone.pop_all()  # what exists by now may belong to the next front
             raise
         with talk.bounded("make the target"), Target(opened, start.target) as target, target.alone(talk.seconds):
-            target.make()
+            target.make(shared=start.shared)
         undone.pop_all()
         talk.say(mounter.Published(), *(each.fileno() for each in listeners))
 

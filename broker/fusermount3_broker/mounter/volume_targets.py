@@ -131,8 +131,15 @@ class Target:
         with self.topmost() as top:
             return mount_tree.look(top) == mount_tree.look(entry)
 
-    def make(self) -> None:
+    def check_shared(self) -> None:
+        """Raise PermissionError unless the volume was published to be shared: the front may say something else now."""
+        if not ownership_marks.is_marked(self.directory, ownership_marks.SHARED):
+            raise PermissionError(errno.EPERM, "the volume is not shared")
+
+    def make(self, *, shared: bool = False) -> None:
         """Make the directory and mount the placeholder, unless they already exist. Raises OSError.
+
+        Note whether a new volume is `shared`; of one that exists, this was noted before, and doesn't change.
 
         FileExistsError: the target is not a directory, or something that is not the broker's is in it or mounted on it.
         """
@@ -147,6 +154,10 @@ class Target:
                 raise FileExistsError(errno.EEXIST, "something else is mounted there")
             if not ownership_marks.is_marked(entry) and os.listdir(b"self/fd/%d" % entry):
                 raise FileExistsError(errno.EEXIST, "something else is there")
+            if shared:
+                ownership_marks.mark(self.directory, ownership_marks.SHARED)
+            else:
+                ownership_marks.unmark(self.directory, ownership_marks.SHARED)
             try:
                 _attach_placeholder(entry)
             except OSError:
