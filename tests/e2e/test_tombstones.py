@@ -576,6 +576,36 @@ def test_containers_get_the_new_filesystem_whenever_they_were_started(tmp_path: 
     with_volume(tmp_path, body)
 
 
+def test_a_later_broker_recognizes_what_only_containers_have(tmp_path: Path) -> None:
+    """Where fusectl ends with the broker, nothing else identifies a dead filesystem whose place a tombstone has."""
+
+    def body(front: OwnedFront, volume: Volume) -> None:
+        def is_recognized(target: Volume, source: bytes, *, shared: bool = False) -> bool:
+            path = target.relative(target.target)
+            start = mounter.StartRecognizeVolume(PATIENCE, path, device, b"fuse", source, shared)
+            said = front.begin(start).hear()
+            assert said in (mounter.Recognized(b"%d\n" % device), mounter.Recognized(b"")), said
+            return said != mounter.Recognized(b"")
+
+        publish(front, volume)
+        neighbour = volume.beside()
+        program = serve(front, volume)
+        pid = container(volume, tmp_path / "data")
+        program.kill()
+        device = topmost(volume)
+        assert is_recognized(volume, b"another"), "what is at the target is known by its number"
+        assert tombstone_for(front, volume, device)
+        assert is_recognized(volume, b"owned")
+        assert not is_recognized(volume, b"another")
+        assert not is_recognized(neighbour, b"owned")
+        assert is_recognized(neighbour, b"owned", shared=True)
+        end(pid)
+        assert not is_recognized(volume, b"owned")
+        neighbour.cgroups.remove()
+
+    with_volume(tmp_path, body)
+
+
 def test_what_is_copied_into_containers_is_the_mount_at_the_target(tmp_path: Path) -> None:
     """Before Linux 6.15, the kernel makes no copies of a mount that is attached nowhere."""
 

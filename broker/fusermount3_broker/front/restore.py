@@ -6,6 +6,11 @@ mounts live on. So each mount is also identified by its unique ID, which a child
 own namespace. The filesystem of a volume may be left only at the volume's target: the caller's namespace has ended with
 its container, or that of an eager mount with the earlier broker's. At the target, only the broker mounts, and what it
 mounts there is in the table. So a filesystem there with the mount's device number is that mount.
+
+A dead filesystem of a volume is not even there: a tombstone has its place, and only containers still have it. There, a
+FUSE filesystem with the mount's device number, type and source is taken for that mount. It could be another one only if
+the dead one has ended since, and a program in the pod has then mounted by itself, under the same names, and has got the
+same number. In that case, the volume's next filesystem takes its place in that container.
 """
 
 import asyncio
@@ -77,8 +82,16 @@ async def recognize(front: Front) -> None:
 
 
 async def _ask_at_volume(front: Front, mount: Mount) -> set[Device] | None:
-    """Return the mount's device if its filesystem is at the target of its volume; None if there was no answer."""
-    start = StartRecognizeVolume(front.configuration.deadlines.operation, mount.volume, mount.device)
+    """Return the mount's device if its filesystem is at the target of its volume or in containers that have the volume;
+    None if there was no answer."""
+    start = StartRecognizeVolume(
+        seconds=front.configuration.deadlines.operation,
+        target=mount.volume,
+        device=mount.device,
+        type=mount.type.encode(),
+        source=mount.source,
+        shared=mount.share != b"",
+    )
     try:
         with await front.mounter.begin(start, []) as operation:
             return _devices(await operation.expect(Recognized))

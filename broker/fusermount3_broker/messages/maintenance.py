@@ -108,11 +108,16 @@ class StartRecognize(NamedTuple):
 
 class StartRecognizeVolume(NamedTuple):
     """To the mounter, with one descriptor: conversation. Report whether the filesystem of `device` is still mounted at
-    the `target` of a volume, alive or dead; answered by `Recognized`."""
+    the `target` of a volume, alive or dead, or in a container of its pod or, if it is `shared`, of any pod; answered by
+    `Recognized`. `type` and `source` are those of the filesystem in mountinfo, unescaped.
+    """
 
     seconds: Seconds
     target: bytes
     device: DeviceNumber
+    type: bytes
+    source: bytes
+    shared: bool
 
 
 class Recognized(NamedTuple):

@@ -26,6 +26,7 @@ from fusermount3_broker.mounter import (
     mount_tree,
     namespaces,
     pods,
+    volume_consumers,
     volume_targets,
 )
 from fusermount3_broker.mounter.child_processes import Rescue, in_child
@@ -200,7 +201,7 @@ def _remove_socket(directory: int, name: bytes) -> None:
 
 
 def recognize(opened: Descriptors, talk: Conversation, start: mounter.StartRecognizeVolume) -> None:
-    """Report whether the filesystem of a device is still mounted at a target."""
+    """Report whether the filesystem of a device is still mounted at a target, or in containers that have the volume."""
     volume_targets.begin(opened, start.target)
     is_there = False
     with (
@@ -210,6 +211,10 @@ def recognize(opened: Descriptors, talk: Conversation, start: mounter.StartRecog
         target.seen() as (_, layers),
     ):
         is_there = any(each.device == start.device for each in layers)
+    if not is_there:
+        pod = None if start.shared else pods.pod_of_target(start.target)
+        with talk.bounded("look at the containers"):
+            is_there = volume_consumers.have(opened, pod, start.device, start.type, start.source)
     talk.say(mounter.Recognized(b"%d\n" % start.device if is_there else b""))
 
 

@@ -426,6 +426,11 @@ def _mount(line: bytes) -> Mount:
     return Mount(int(mount_id), int(parent), number, _unescaped(root), _unescaped(place), flags, kind, source)
 
 
+def is_filesystem(mount: Mount, device: int, type: bytes, source: bytes) -> bool:
+    """Return whether this is a mount of the filesystem with that device number, type and source, both unescaped."""
+    return mount.device == device and (_unescaped(mount.type), _unescaped(mount.source)) == (type, source)
+
+
 def _line_of(mount_id: int) -> bytes:
     """Return the line of a mount in mountinfo, after its ID; empty if it is not in this mount namespace."""
     return _mountinfo().partition(b"\n%d " % mount_id)[2].partition(b"\n")[0]

@@ -26,6 +26,11 @@ def processes_of(proc: int, pod: bytes) -> Iterator[int]:
 
 def is_in_pod(proc: int, pid: int, pod: bytes) -> bool:
     """Whether a process is in the cgroup of the pod. Raises OSError."""
+    return pod_of_process(proc, pid) == pod
+
+
+def pod_of_process(proc: int, pid: int) -> bytes:
+    """Return the UID of the pod of a process, by its cgroup; empty if it is in none. Raises OSError."""
     descriptor = os.open(f"{pid}/cgroup", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
     with open(descriptor, "rb", buffering=0) as file:
-        return cgroups.pod_of(file.readall()).encode() == pod
+        return cgroups.pod_of(file.readall()).encode()

@@ -120,6 +120,24 @@ def look_again(opened: Descriptors, talk: Conversation, start: mounter.StartRest
     talk.say(mounter.Restored())
 
 
+def have(opened: Descriptors, pod: bytes | None, device: int, type: bytes, source: bytes) -> bool:
+    """Return whether a container of the pod, or of any pod if it is None, has a filesystem of that device number, type
+    and source."""
+    seen = {os.stat("self/ns/mnt", dir_fd=opened.proc).st_ino}
+    for pid in fuse_connections.processes(opened.proc):
+        with suppress(OSError):  # it has ended
+            of = pods.pod_of_process(opened.proc, pid)
+            if not of or pod not in (None, of):
+                continue
+            namespace = os.stat(f"{pid}/ns/mnt", dir_fd=opened.proc).st_ino
+            if namespace in seen:
+                continue
+            seen.add(namespace)
+            if any(mount_tree.is_filesystem(each, device, type, source) for each in mount_tree.table(pid)):
+                return True
+    return False
+
+
 def _copy(mount: int, root: bytes) -> int:
     """Return a detached copy of the mount: all of it, or the subtree at that path of its filesystem.
 

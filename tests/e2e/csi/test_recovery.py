@@ -16,7 +16,6 @@ from tests.e2e.csi.conftest import CONFIGURATION
 from tests.e2e.csi.pods import DATA, SOCKETS, VOLUME, consumer, kill, pod, read, serve, starter, wait_for_volume
 from tests.e2e.csi.test_killed_programs import CONTENT, MAY_BE_SAID, Reader, reads, serves
 from tests.e2e.csi.test_processes import kill as kill_process
-from tests.lab.kernel import keeping_fusectl
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -114,14 +113,13 @@ def test_a_container_starts_again_while_the_program_is_away(kubelet: Kubelet, ti
 def test_a_later_broker_knows_what_containers_have(run_cluster: RunCluster, process: str) -> None:
     """The one that saw the program end is killed before the next program mounts.
 
-    Where fusectl is mounted nowhere, a broker that is killed takes it along, and with it what identifies the dead
-    filesystem, which is then left in the containers.
+    A broker takes fusectl along where that is mounted nowhere, and with it what identifies the dead filesystem.
     """
     cluster = run_cluster(f"dead_mounts_seconds = 2\n{CONFIGURATION}")
     cluster.kubelet.binds_as_containerd = True
     container = consumer("stays", propagation="None")
     spec = pod([container], init=[starter(WHEN_LET, sidecar=True)])
-    with keeping_fusectl(), cluster.kubelet.new_pod(spec) as running:
+    with cluster.kubelet.new_pod(spec) as running:
         running.set_up_volumes()
         go(running).touch()
         running.start_sandbox()

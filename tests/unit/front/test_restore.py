@@ -116,7 +116,10 @@ def test_the_filesystem_of_a_volume_may_be_left_at_the_target_only(
     asyncio.run(recognize(front))
     seconds = Configuration().deadlines.operation
     in_namespace = [] if live or undecided else [messages.StartRecognize(seconds, 7, b"1 1001\n")]
-    assert mounter.asked == [messages.StartRecognizeVolume(seconds, b"pods/p/v", 1), *in_namespace]
+    assert mounter.asked == [
+        messages.StartRecognizeVolume(seconds, b"pods/p/v", 1, b"fuse.sshfs", b"host:\xff", False),
+        *in_namespace,
+    ]
     assert [each.device for each in registry] == live
     assert list(registry.unsure) == undecided
     registry.close()
