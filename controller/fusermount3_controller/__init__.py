@@ -3,8 +3,10 @@
 It decides about objects of Kubernetes and is no part of the broker: it runs elsewhere, and calls nothing on a node. Its
 libraries are the extra `[controller]` of the package, so no node installs them.
 
-Read `volume_templates` first: what an administrator writes; then `pod_rules` (what the pod of a template may be),
-`expressions` (Jinja in its strings) and `label_selectors` (for which namespaces it is). `served_volumes` finds the
+Read `volume_templates` first: what an administrator writes; then its parts: `template_parameters` (what users may say),
+`provisioning_fields` (how volumes are created and deleted), `pod_rules` (what the pods of a template may be),
+`expressions` (Jinja in its strings), `template_expressions` (what these are about), `label_selectors` (for which
+namespaces it is) and `quantities` (such as 1Gi). `served_volumes` finds the
 volumes of a pod that name a template, `rendering` makes of it a container or a pod, and `injection` puts the container
 into the user's pod, as `pod_annotations` says.
 

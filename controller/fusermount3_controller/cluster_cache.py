@@ -54,7 +54,9 @@ def _claim(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
 def _volume(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
     spec = manifest.get("spec") or {}
     csi = _some(spec.get("csi"), "driver", "readOnly", "volumeAttributes", "volumeHandle")
-    return {"spec": {**_some(spec, "mountOptions"), "csi": csi}}
+    claim = {"claimRef": _some(spec["claimRef"], "namespace", "name", "uid")} if spec.get("claimRef") else {}
+    fields = _some(spec, "accessModes", "capacity", "mountOptions", "volumeMode")
+    return {"metadata": _some(manifest.get("metadata"), "name"), "spec": {**fields, **claim, "csi": csi}}
 
 
 def _class(manifest: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -2,7 +2,9 @@
 
 `{{ params.bucket }}` is an expression. Statements (`{% … %}`) are refused, and so is all that can take much time or
 memory for its length: calls, loops, multiplication, powers, `replace`. Length and nesting of what is left are limited.
-Names are looked up when a template is checked, not when it is used.
+Names are looked up when a template is checked, not when it is used. Of an object of the cluster, such as `pvc`, a
+field is `pvc.metadata.name`, or `pvc.metadata.labels['a/b']`; one that is not there yields nothing. What Python's
+values have can't be reached.
 
 A string is rendered after the manifest has been parsed, so nothing that an expression yields becomes YAML. The
 environment is Jinja's sandbox all the same.
@@ -12,8 +14,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Set
-from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jinja2 import StrictUndefined, TemplateError, Undefined, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -21,21 +22,25 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 #: The longest string with expressions, and the longest that one yields, in characters.
 LONGEST_SOURCE = 8192
 LONGEST_RESULT = 16384
+#: The largest object that an expression can use, in characters of JSON.
+LARGEST_OBJECT = 16384
 #: How deep an expression may be nested; also how many filters may follow each other.
 DEEPEST = 20
 
 #: What an expression can yield: None means that the field, or the element of a list, is left out.
 Value = str | int | bool | None
+#: What a variable can be: a list or an object, of which only parts and JSON can be yielded.
+Variable = Value | list[Any] | Mapping[str, Any]
 
 _ALLOWED = (
     *(nodes.Template, nodes.Output, nodes.TemplateData, nodes.Name, nodes.Const, nodes.Getattr, nodes.Filter),
+    nodes.Getitem,
     *(nodes.Compare, nodes.Operand, nodes.And, nodes.Or, nodes.Not, nodes.CondExpr, nodes.Concat),
     *(nodes.Add, nodes.Sub, nodes.Neg),
 )
 #: What others are called in a refusal; the rest of Jinja's statements are just that.
 _REFUSED: dict[type[nodes.Node], str] = {
     nodes.Call: "a call",
-    nodes.Getitem: "[…]",
     nodes.List: "a list",
     nodes.Dict: "a dictionary",
     nodes.Tuple: "a tuple",
@@ -58,10 +63,11 @@ class ExpressionError(ValueError):
 
 
 class Names(NamedTuple):
-    """The names that expressions may use: variables, and the parameters, which are `params.NAME`."""
+    """The names that expressions may use: variables, parameters, which are `params.NAME`, and objects with fields."""
 
     variables: Set[str]
     parameters: Set[str]
+    objects: Set[str] = frozenset()
 
 
 def has_any(text: str) -> bool:
@@ -83,7 +89,28 @@ def are_quoted_for_shell(text: str) -> bool:
     )
 
 
-def render(text: str, variables: Mapping[str, Value], parameters: Mapping[str, str]) -> Value:
+def paths_in(text: str) -> frozenset[str]:
+    """Return what `text`, which `check` has found valid, is about: names with their fields, as in `params.bucket`."""
+    return frozenset(_path(node) for node in _outermost(_parsed(text)))
+
+
+def _outermost(node: nodes.Node) -> Iterator[nodes.Expr]:
+    if isinstance(node, nodes.Name | nodes.Getattr | nodes.Getitem):
+        yield node
+        return
+    for child in node.iter_child_nodes():
+        yield from _outermost(child)
+
+
+def _path(node: nodes.Expr) -> str:
+    if isinstance(node, nodes.Getattr):
+        return f"{_path(node.node)}.{node.attr}"
+    if isinstance(node, nodes.Getitem):
+        return f"{_path(node.node)}.{_key(node)}"
+    return str(node.name) if isinstance(node, nodes.Name) else ""
+
+
+def render(text: str, variables: Mapping[str, Variable], parameters: Mapping[str, str]) -> Value:
     """Return what `text` yields, which `check` has found to be valid.
 
     A string that is one expression yields its value, which may be a number, true or false; None if it is an `if`
@@ -91,7 +118,7 @@ def render(text: str, variables: Mapping[str, Value], parameters: Mapping[str, s
     """
     if not has_any(text):
         return text
-    values = {**variables, "params": SimpleNamespace(**parameters)}
+    values = {**variables, "params": parameters}
     try:
         whole = _WHOLE.fullmatch(text) if _is_one_expression(text) else None
         result = _value(whole[1], values) if whole else _ENVIRONMENT.from_string(text).render(values)
@@ -132,11 +159,11 @@ def _check(node: nodes.Node, names: Names, depth: int) -> None:
         raise ExpressionError(f"{what} is not allowed in a template")
     if depth > DEEPEST:
         raise ExpressionError("its expression is nested too deeply")
-    if isinstance(node, nodes.Getattr):
-        _check_parameter(node, names)
+    if isinstance(node, nodes.Getattr | nodes.Getitem):
+        _check_field(node, names, depth)
         return
-    if isinstance(node, nodes.Name) and node.name not in names.variables:
-        known = ", ".join(sorted({"params.NAME", *names.variables}))
+    if isinstance(node, nodes.Name) and node.name not in names.variables | names.objects:
+        known = ", ".join(sorted({"params.NAME", *names.variables, *names.objects}))
         raise ExpressionError(f"there is no '{node.name}'; an expression can use {known}")
     if isinstance(node, nodes.Const):
         _check_constant(node.value)
@@ -146,11 +173,27 @@ def _check(node: nodes.Node, names: Names, depth: int) -> None:
         _check(child, names, depth + 1)
 
 
-def _check_parameter(node: nodes.Getattr, names: Names) -> None:
-    if not isinstance(node.node, nodes.Name) or node.node.name != "params":
-        raise ExpressionError(f"'.{node.attr}' is not allowed: only params has anything in it")
-    if node.attr not in names.parameters:
-        raise ExpressionError(f"params.{node.attr} is not in spec.parameters")
+def _check_field(node: nodes.Getattr | nodes.Getitem, names: Names, depth: int) -> None:
+    """Check what follows a name: fields of objects, and parameters."""
+    field = node.attr if isinstance(node, nodes.Getattr) else _key(node)
+    if isinstance(node.node, nodes.Name) and node.node.name == "params" and isinstance(node, nodes.Getattr):
+        if field not in names.parameters:
+            raise ExpressionError(f"params.{field} is not in spec.parameters")
+        return
+    root = node.node
+    while isinstance(root, nodes.Getattr | nodes.Getitem):
+        root = root.node
+    if not isinstance(root, nodes.Name) or root.name not in names.objects:
+        shown = f".{field}" if isinstance(node, nodes.Getattr) else "[…]"
+        holders = " and ".join(sorted({"params", *names.objects}))
+        raise ExpressionError(f"'{shown}' is not allowed: only {holders} {'have' if names.objects else 'has'} fields")
+    _check(node.node, names, depth + 1)
+
+
+def _key(node: nodes.Getitem) -> str | int:
+    if not isinstance(node.arg, nodes.Const) or not isinstance(node.arg.value, str | int):
+        raise ExpressionError("what stands in […] must be written out: the name of a field, or a number")
+    return node.arg.value
 
 
 def _check_constant(value: object) -> None:
@@ -173,6 +216,12 @@ def _reason(error: Exception) -> str:
     return f"not a valid expression: {error}"
 
 
+def check_size(name: str, value: object) -> None:
+    """Check that an object is not too large for expressions. Raises ExpressionError."""
+    if len(json.dumps(value)) > LARGEST_OBJECT:
+        raise ExpressionError(f"{name} has more than {LARGEST_OBJECT} characters of JSON")
+
+
 # Filters -----------------------------------------------------------------------------------------------------------
 
 
@@ -186,42 +235,56 @@ def _limited(function: Callable[[Value], Value]) -> Callable[[Value], Value]:
     return limited
 
 
-def _text(value: Value) -> str:
-    """Return `value` as it is in a manifest."""
+def text(value: Value) -> str:
+    """Return `value` as it is in a manifest. Raises ExpressionError, if it is none that can be there."""
     if value is None:
         raise ExpressionError("a part of the string yields nothing: give the `if` an `else`, such as ''")
     if isinstance(value, bool):
         return "true" if value else "false"
+    if not isinstance(value, str | int):
+        raise ExpressionError(_WRONG_TYPE % type(value).__name__)
     return str(value)
 
 
 def _int(value: Value) -> int:
-    if not _NUMBER.fullmatch(text := _text(value).strip()):
-        raise ExpressionError(f"{text[:40]!r} is not a whole number")
-    return int(text)
+    if not _NUMBER.fullmatch(given := text(value).strip()):
+        raise ExpressionError(f"{given[:40]!r} is not a whole number")
+    return int(given)
 
 
 #: The only filters there are.
 FILTERS: dict[str, Callable[[Value], Value]] = {
     "int": _int,
-    "lower": lambda value: _text(value).lower(),
-    "upper": lambda value: _text(value).upper(),
-    "trim": lambda value: _text(value).strip(),
+    "lower": lambda value: text(value).lower(),
+    "upper": lambda value: text(value).upper(),
+    "trim": lambda value: text(value).strip(),
     "tojson": json.dumps,
-    "tobash": lambda value: shlex.quote(_text(value)),
+    "tobash": lambda value: shlex.quote(text(value)),
 }
 
 
 def _finalized(value: object) -> str:
     if isinstance(value, Undefined):
-        return _text(None)
+        return text(None)
     if value is None or isinstance(value, str | int):
-        return _text(value)
+        return text(value)
     raise ExpressionError(_WRONG_TYPE % type(value).__name__)
 
 
+class _Environment(ImmutableSandboxedEnvironment):
+    """Fields are those of objects and lists as JSON has them, whatever else a value of Python has."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        return obj.get(attribute) if isinstance(obj, Mapping) else None
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        if isinstance(obj, list) and isinstance(argument, int):
+            return obj[argument] if -len(obj) <= argument < len(obj) else None
+        return self.getattr(obj, argument)
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+    environment = _Environment(
         undefined=StrictUndefined,
         finalize=_finalized,
         keep_trailing_newline=True,
@@ -250,7 +313,9 @@ def strings(value: object, field: str = "") -> Iterator[tuple[str, str]]:
             yield from strings(each, f"{field}[{index}]")
 
 
-def render_all(value: object, variables: Mapping[str, Value], parameters: Mapping[str, str], field: str = "") -> object:
+def render_all(
+    value: object, variables: Mapping[str, Variable], parameters: Mapping[str, str], field: str = ""
+) -> object:
     """Return a copy of `value` with all strings rendered; fields and elements that yield None are left out.
 
     Keys are never rendered. Raises ExpressionError, whose message begins with the field.

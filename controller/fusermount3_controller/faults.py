@@ -1,8 +1,8 @@
 """What is wrong with a manifest: a sentence for each field, so that all of it can be corrected at once."""
 
 import difflib
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 #: The most of a manifest's text that a sentence quotes, in characters.
 _LONGEST_QUOTE = 80
@@ -36,3 +36,20 @@ def unknown(name: object, known: Iterable[str]) -> str:
     """Return the sentence about a name that is none of `known`, with the closest of these, if one is close."""
     near = difflib.get_close_matches(str(name), known, 1)
     return f"unknown {quoted(name)}" + (f", did you mean '{near[0]}'?" if near else "")
+
+
+def object_in(parent: Mapping[str, Any], name: str, field: str, faults: list[Fault]) -> Mapping[str, Any]:
+    """Return the object with this name; empty, if it is missing, or none: then there is a fault more."""
+    value = parent.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        faults.append(Fault(field, f"must be an object, not {quoted(value)}"))
+        return {}
+    return value
+
+
+def unknown_in(value: Mapping[str, Any], known: Iterable[str], field: str) -> Iterator[Fault]:
+    """Yield a fault for each name in `value` that is none of `known`."""
+    names = tuple(known)
+    yield from (Fault(field, unknown(name, names)) for name in value if name not in names)

@@ -14,7 +14,8 @@ from fusermount3_controller import pod_annotations, rendering
 from fusermount3_controller.faults import Fault, Invalid
 from fusermount3_controller.rendering import Manifest, Use
 from fusermount3_controller.served_volumes import Known, is_inline, uses
-from fusermount3_controller.volume_templates import DRIVER_ATTRIBUTES, Placement
+from fusermount3_controller.template_parameters import DRIVER_ATTRIBUTES
+from fusermount3_controller.volume_templates import Placement
 
 #: A native sidecar after which ours begins: a program's connections go through it.
 _BEFORE_OURS = "istio-proxy"

@@ -97,9 +97,9 @@ class Existing(NamedTuple):
 # What is created ---------------------------------------------------------------------------------------------------
 
 
-def shown(shared: Shared, namespace: str = SHARED_NAMESPACE) -> Manifest:
-    """Return the pod for such a volume on any node. Raises Invalid."""
-    pod = rendering.mount_pod(shared.use)
+def shown(shared: Shared, namespace: str = SHARED_NAMESPACE, node: str = "") -> Manifest:
+    """Return the pod for such a volume on a node; without, on any. Raises Invalid."""
+    pod = rendering.mount_pod(shared.use, node)
     spec = pod["spec"]
     if shared.identity:
         namespace, spec["serviceAccountName"] = shared.identity
@@ -118,7 +118,7 @@ def shown(shared: Shared, namespace: str = SHARED_NAMESPACE) -> Manifest:
 
 def manifest(mount: MountPod, number: int, owner: str, namespace: str = SHARED_NAMESPACE) -> Manifest:
     """Return the pod with this number; `owner`: the UID of its MountPodAttachment. Raises Invalid."""
-    pod = shown(mount.shared, mount.namespace(namespace))
+    pod = shown(mount.shared, mount.namespace(namespace), mount.node)
     metadata = pod["metadata"]
     del metadata["generateName"]
     metadata["name"] = f"{mount.name}-{number}"

@@ -10,7 +10,8 @@ from fusermount3_controller.injection import inject
 from fusermount3_controller.manifests import check_pod, check_storage, name_of
 from fusermount3_controller.rendering import DRIVER, Manifest
 from fusermount3_controller.served_volumes import Known
-from fusermount3_controller.volume_templates import TEMPLATE_ATTRIBUTE, Placement
+from fusermount3_controller.template_parameters import TEMPLATE_ATTRIBUTE
+from fusermount3_controller.volume_templates import Placement
 
 _CLAIM = "PersistentVolumeClaim"
 #: The kinds that count; all others are none of the controller's.

@@ -4,12 +4,11 @@ The names of resources, and what follows if one of a pair is missing, are those 
 """
 
 import posixpath
-import re
 from collections.abc import Mapping
-from decimal import Decimal
 from typing import Any
 
 from fusermount3_controller.faults import Fault, Invalid, quoted
+from fusermount3_controller.quantities import quantity
 from fusermount3_controller.rendering import DEFAULT_REQUESTS, Manifest
 
 _PREFIX = "fusermount3-proxy.dev/"
@@ -24,11 +23,6 @@ RESOURCES = ("cpu", "memory", "ephemeral-storage")
 
 #: Of a pod that says nothing (core/v1, PodSpec).
 _DEFAULT_GRACE = 30
-#: k8s.io/apimachinery, resource.Quantity, without a sign.
-_QUANTITY = re.compile(r"([0-9]{1,18}(?:\.[0-9]{0,9})?)(m|[kMGTPE]|[KMGTPE]i)?")
-_SUFFIXES = {"m": Decimal("0.001"), None: Decimal(1)}
-_SUFFIXES |= {suffix: Decimal(1000) ** power for power, suffix in enumerate("kMGTPE", 1)}
-_SUFFIXES |= {f"{suffix}i": Decimal(1024) ** power for power, suffix in enumerate("KMGTPE", 1)}
 
 
 def wish(pod: Mapping[str, Any]) -> bool | None:
@@ -62,14 +56,6 @@ def raise_grace(pod: Manifest, least: int) -> None:
     pod["spec"]["terminationGracePeriodSeconds"] = least
     metadata = pod.setdefault("metadata", {})
     metadata["annotations"] = {ORIGINAL_GRACE: str(seconds), **_annotations(pod)}
-
-
-def quantity(text: str) -> Decimal:
-    """Return the number that a quantity of Kubernetes stands for. Raises ValueError."""
-    match = _QUANTITY.fullmatch(text)
-    if not match:
-        raise ValueError(f"must be a quantity such as 250m or 1Gi, not {quoted(text)}")
-    return Decimal(match[1]) * _SUFFIXES[match[2]]
 
 
 def _copied(resources: Mapping[str, Any]) -> Manifest:

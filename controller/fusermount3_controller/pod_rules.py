@@ -1,4 +1,4 @@
-"""What the pod template of a VolumeTemplate may say. Pure.
+"""What the pod templates of a VolumeTemplate may say. Pure.
 
 The Pod Security Standard `restricted` is one source of these rules: the containers run in namespaces that enforce it.
 What must be set for it is filled in when the template is rendered; here is refused what contradicts it. These fields
@@ -7,7 +7,9 @@ can't have expressions, so what is found to be allowed stays so, whatever users 
 
 import json
 import posixpath
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
 from typing import Any
 
 from fusermount3_controller import expressions
@@ -35,6 +37,8 @@ _OF_PODS = (
     *("automountServiceAccountToken", "dnsConfig", "dnsPolicy", "enableServiceLinks", "hostAliases"),
     *("imagePullSecrets", "priorityClassName", "securityContext", "serviceAccountName"),
 )
+#: What it may also say of a pod that ends by itself.
+_OF_RUNS = ("activeDeadlineSeconds", "restartPolicy")
 #: What a template may say of the container; `restartPolicy` and the startup probe are the controller's.
 _OF_CONTAINERS = (
     *("args", "command", "env", "envFrom", "image", "imagePullPolicy", "lifecycle", "livenessProbe", "name", "ports"),
@@ -52,10 +56,27 @@ _ONLY = {
 }
 _SECCOMP_TYPES = ("Localhost", "RuntimeDefault")
 _SELINUX_TYPES = ("", "container_engine_t", "container_init_t", "container_kvm_t", "container_t")
+_CONTAINER_NAME = re.compile("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
-def faults(pod: Mapping[str, Any], field: str, *, shared: bool) -> Iterator[Fault]:
-    """Yield what is wrong with the pod template of a template, `shared`: for a pod of its own."""
+class Role(Enum):
+    """What a pod template is for: a container in pods of users, a pod that serves a volume, or one that ends.
+
+    The last ones run when a volume is validated, created, expanded, unstaged or deleted.
+    """
+
+    SIDECAR = (_OF_SIDECARS, "a sidecar is a part of a pod that decides this")
+    MOUNT_POD = ((*_OF_SIDECARS, *_OF_PODS), "a template can't decide this")
+    RUN = ((*_OF_SIDECARS, *_OF_PODS, *_OF_RUNS), "a template can't decide this")
+
+    def __init__(self, fields: Sequence[str], why: str) -> None:
+        #: Of a pod's spec, what such a template may have; and why it has nothing else.
+        self.fields = fields
+        self.why = why
+
+
+def faults(pod: Mapping[str, Any], field: str, role: Role) -> Iterator[Fault]:
+    """Yield what is wrong with a pod template of a template."""
     yield from _unknown(pod, ("metadata", "spec"), field)
     metadata, spec = pod.get("metadata") or {}, pod.get("spec")
     if not isinstance(spec, Mapping):
@@ -64,11 +85,13 @@ def faults(pod: Mapping[str, Any], field: str, *, shared: bool) -> Iterator[Faul
     if not isinstance(metadata, Mapping):
         yield Fault(f"{field}.metadata", f"must be an object, not {quoted(metadata)}")
     else:
-        yield from _unknown(metadata, _OF_METADATA if shared else (), f"{field}.metadata", _of_pod_only(shared))
+        known = () if role is Role.SIDECAR else _OF_METADATA
+        yield from _unknown(metadata, known, f"{field}.metadata", role.why)
         yield from _object_faults(metadata, _OF_METADATA, f"{field}.metadata")
-    allowed = (*_OF_SIDECARS, *_OF_PODS) if shared else _OF_SIDECARS
     field = f"{field}.spec"
-    yield from _unknown(spec, allowed, field, _of_pod_only(shared))
+    yield from _unknown(spec, role.fields, field, role.why)
+    if spec.get("restartPolicy", "Never") != "Never":
+        yield Fault(f"{field}.restartPolicy", "must be Never: the controller decides whether it runs again")
     seconds = spec.get("terminationGracePeriodSeconds", 60)
     if not isinstance(seconds, int) or isinstance(seconds, bool) or seconds < 1:
         yield Fault(f"{field}.terminationGracePeriodSeconds", f"must be a number of seconds, not {quoted(seconds)}")
@@ -78,14 +101,10 @@ def faults(pod: Mapping[str, Any], field: str, *, shared: bool) -> Iterator[Faul
             yield volume
             continue
         names.add(str(volume.get("name")))
-        yield from _volume_faults(volume, where)
-    yield from _container_faults(spec, field, names)
-    if shared:
+        yield from _volume_faults(volume, where, role)
+    yield from _container_faults(spec, field, names, role)
+    if role is not Role.SIDECAR:
         yield from _context_faults(spec, field, of_pod=True)
-
-
-def _of_pod_only(shared: bool) -> str:
-    return "a template can't decide this" if shared else "a sidecar is a part of a pod that decides this"
 
 
 def _unknown(value: Mapping[str, Any], known: Sequence[str], field: str, why: str = "") -> Iterator[Fault]:
@@ -119,11 +138,11 @@ def _elements(parent: Mapping[str, Any], name: str, field: str) -> Iterator[tupl
             yield where, Fault(f"{where}[{index}]", f"must be an object, not {quoted(value)}")
 
 
-def _volume_faults(volume: Mapping[str, Any], field: str) -> Iterator[Fault]:
+def _volume_faults(volume: Mapping[str, Any], field: str, role: Role) -> Iterator[Fault]:
     name = volume.get("name")
     if not isinstance(name, str) or expressions.has_any(name):
         yield Fault(f"{field}.name", "must be a name, written out")
-    elif name == MOUNTPOINT_VOLUME:
+    elif name == MOUNTPOINT_VOLUME and role is not Role.RUN:
         yield Fault(f"{field}.name", "is the name of the volume on which the program mounts; choose another one")
     for kind in volume:
         if kind not in ("name", *_VOLUME_TYPES):
@@ -133,16 +152,19 @@ def _volume_faults(volume: Mapping[str, Any], field: str) -> Iterator[Fault]:
         yield Fault(field, "must have a name and one type, such as emptyDir")
 
 
-def _container_faults(spec: Mapping[str, Any], field: str, volumes: set[str]) -> Iterator[Fault]:
+def _container_faults(spec: Mapping[str, Any], field: str, volumes: set[str], role: Role) -> Iterator[Fault]:
     containers = spec.get("containers")
     field = f"{field}.containers"
     if not isinstance(containers, list) or len(containers) != 1 or not isinstance(containers[0], Mapping):
-        yield Fault(field, f"must be one container, with the name '{CONTAINER}'")
+        yield Fault(field, "must be one container" + ("" if role is Role.RUN else f", with the name '{CONTAINER}'"))
         return
     (container,) = containers
     field = f"{field}[0]"
-    if container.get("name") != CONTAINER:
-        yield Fault(f"{field}.name", f"must be '{CONTAINER}', not {quoted(container.get('name'))}")
+    name = container.get("name")
+    if role is not Role.RUN and name != CONTAINER:
+        yield Fault(f"{field}.name", f"must be '{CONTAINER}', not {quoted(name)}")
+    elif not isinstance(name, str) or not _CONTAINER_NAME.fullmatch(name):
+        yield Fault(f"{field}.name", f"must be of at most 63 lower-case letters, digits and '-', not {quoted(name)}")
     if not isinstance(container.get("image"), str) or not container["image"]:
         yield Fault(f"{field}.image", "is missing")
     yield from _unknown(container, _OF_CONTAINERS, field)
@@ -150,7 +172,7 @@ def _container_faults(spec: Mapping[str, Any], field: str, volumes: set[str]) ->
     yield from _context_faults(container, field, of_pod=False)
     yield from _port_faults(container, field)
     yield from _handler_faults(container, field)
-    yield from _mount_faults(container, field, volumes)
+    yield from _mount_faults(container, field, volumes, role)
     yield from _environment_faults(container, field)
     yield from _script_faults(container, field)
 
@@ -218,7 +240,8 @@ def _handler_faults(container: Mapping[str, Any], field: str) -> Iterator[Fault]
                 yield Fault(f"{field}.{name}.{kind}.host", "Pod Security does not allow another host")
 
 
-def _mount_faults(container: Mapping[str, Any], field: str, volumes: set[str]) -> Iterator[Fault]:
+def _mount_faults(container: Mapping[str, Any], field: str, volumes: set[str], role: Role) -> Iterator[Fault]:
+    reserved = () if role is Role.RUN else (MOUNTPOINT, OWN_VOLUME, SOCKET_DIRECTORY)
     for where, mount in _elements(container, "volumeMounts", field):
         if isinstance(mount, Fault):
             yield mount
@@ -228,7 +251,7 @@ def _mount_faults(container: Mapping[str, Any], field: str, volumes: set[str]) -
         path = mount.get("mountPath")
         if not isinstance(path, str) or not path.startswith("/") or expressions.has_any(path):
             yield Fault(f"{where}.mountPath", "must be an absolute path, written out")
-        elif any(_is_within(path, own) for own in (MOUNTPOINT, OWN_VOLUME, SOCKET_DIRECTORY)):
+        elif any(_is_within(path, own) for own in reserved):
             why = f"{MOUNTPOINT}, {OWN_VOLUME} and {SOCKET_DIRECTORY} have volumes of the controller"
             yield Fault(f"{where}.mountPath", why)
         if "mountPropagation" in mount:

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fusermount3_controller import expressions, pod_rules
-from fusermount3_controller.expressions import ExpressionError
+from fusermount3_controller.expressions import ExpressionError, Variable
 from fusermount3_controller.faults import Fault, Invalid
 from fusermount3_controller.pod_rules import MOUNTPOINT, SOCKET_DIRECTORY, SOCKET_VARIABLE
+from fusermount3_controller.quantities import size
 from fusermount3_controller.volume_templates import VolumeTemplate
 
 Manifest = dict[str, Any]
@@ -44,6 +45,7 @@ class Use(NamedTuple):
     """A volume of a pod that is served by a program of a template: `volume` is its name in the pod.
 
     `directory` and `socket`: the emptyDir in which the driver makes its socket, and the socket's name.
+    `persistent_volume`: that of the volume; empty, if it is inline or not bound yet.
     """
 
     volume: str
@@ -53,6 +55,7 @@ class Use(NamedTuple):
     socket: str = DEFAULT_SOCKET
     read_only: bool = False
     fs_group: int | None = None
+    persistent_volume: Mapping[str, Any] = {}
 
     @property
     def container(self) -> str:
@@ -75,19 +78,25 @@ def container_name(volume: str) -> str:
 
 def sidecar(use: Use) -> Program:
     """Return what a pod gets that has the volume. Raises Invalid."""
-    program = _program(use, use.container)
+    program = _program(use, _rendered(use, {}), use.container)
     return program._replace(container={"name": use.container, "restartPolicy": "Always", **program.container})
 
 
-def mount_pod(use: Use) -> Manifest:
-    """Return the pod that serves the volume for all pods on its node. Raises Invalid.
+def mount_pod(use: Use, node: str = "") -> Manifest:
+    """Return the pod that serves the volume for all pods on its node; without, on any. Raises Invalid.
 
     It is the same for all of them, whatever they call the volume, and whether they may write.
     """
-    use = Use(_SHARED_VOLUME, use.template, use.parameters, fs_group=use.fs_group)
-    rendered = _rendered(use)
+    use = Use(
+        volume=_SHARED_VOLUME,
+        template=use.template,
+        parameters=use.parameters,
+        fs_group=use.fs_group,
+        persistent_volume=use.persistent_volume,
+    )
+    rendered = _rendered(use, staged(use.persistent_volume, node))
     metadata, spec = rendered.get("metadata") or {}, rendered["spec"]
-    program = _program(use, pod_rules.CONTAINER, GRACE_OF_SHARED)
+    program = _program(use, rendered, pod_rules.CONTAINER, GRACE_OF_SHARED)
     context = {
         "runAsNonRoot": True,
         "seccompProfile": {"type": "RuntimeDefault"},
@@ -119,22 +128,59 @@ def mount_pod(use: Use) -> Manifest:
     }
 
 
-def _rendered(use: Use) -> Manifest:
-    variables: dict[str, expressions.Value] = {
+def staged(persistent_volume: Mapping[str, Any], node: str) -> dict[str, Variable]:
+    """Return the variables of a volume on a node. What an inline volume does not have, yields nothing."""
+    spec = persistent_volume.get("spec") or {}
+    claim, capacity = spec.get("claimRef"), (spec.get("capacity") or {}).get("storage")
+    return {
+        "accessModes": spec.get("accessModes"),
+        "capacity": None if capacity is None else size(capacity),
+        "handle": (spec.get("csi") or {}).get("volumeHandle"),
+        "node": {"metadata": {"name": node}} if node else None,
+        "pv": persistent_volume or None,
+        "pvc": {"metadata": claim} if claim else None,
+        "volumeMode": spec.get("volumeMode"),
+    }
+
+
+def _rendered(use: Use, others: Mapping[str, Variable]) -> Manifest:
+    variables: dict[str, Variable] = {
+        **others,
         "fsGroup": use.fs_group,
         "mountpoint": MOUNTPOINT,
         "readOnly": use.read_only,
     }
+    return rendered_pod(use.template.name, use.template.pod, variables, use.parameters)
+
+
+def rendered_pod(
+    template: str, pod: Mapping[str, Any], variables: Mapping[str, Variable], parameters: Mapping[str, str]
+) -> Manifest:
+    """Return a pod template of a template with the values of its expressions; words are strings. Raises Invalid."""
     try:
-        rendered = expressions.render_all(use.template.pod, variables, use.parameters)
+        for name, value in variables.items():
+            expressions.check_size(name, value)
+        result = expressions.render_all(pod, variables, parameters)
+        assert isinstance(result, dict)
+        for container in result["spec"]["containers"]:
+            _write_words(container)
     except ExpressionError as error:
-        raise Invalid([Fault(f"the template '{use.template.name}'", str(error))]) from None
-    assert isinstance(rendered, dict)
-    return rendered
+        raise Invalid([Fault(f"the template '{template}'", str(error))]) from None
+    return result
 
 
-def _program(use: Use, name: str, default_grace: int = GRACE_OF_SIDECAR) -> Program:
-    spec = _rendered(use)["spec"]
+def _write_words(container: Manifest) -> None:
+    """Make strings of all words of the command and values of variables: the API server takes nothing else there."""
+    for name in ("args", "command"):
+        if isinstance(words := container.get(name), list):
+            container[name] = [word if word is None else expressions.text(word) for word in words]
+    for variable in container.get("env") or []:
+        if variable.get("value") is not None:
+            variable["value"] = expressions.text(variable["value"])
+
+
+def _program(use: Use, rendered: Manifest, name: str, default_grace: int = GRACE_OF_SIDECAR) -> Program:
+    spec = rendered["spec"]
     (given,) = spec["containers"]
     names = {each["name"]: _short(f"{use.container}-{each['name']}") for each in spec.get("volumes") or []}
     mountpoint = _short(f"{use.container}-{pod_rules.MOUNTPOINT_VOLUME}")

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from fusermount3_controller import volume_templates
 from fusermount3_controller.faults import Fault, Invalid, quoted
 from fusermount3_controller.rendering import DEFAULT_DIRECTORY, DEFAULT_SOCKET, DRIVER, Use, container_name
-from fusermount3_controller.volume_templates import DRIVER_ATTRIBUTES, TEMPLATE_ATTRIBUTE, VolumeTemplate
+from fusermount3_controller.template_parameters import DRIVER_ATTRIBUTES, TEMPLATE_ATTRIBUTE
+from fusermount3_controller.volume_templates import VolumeTemplate
 
 Manifest = Mapping[str, Any]
 
@@ -54,7 +55,8 @@ class Reference(NamedTuple):
 class Named(NamedTuple):
     """The attributes of a volume of our driver, and the field that they are in.
 
-    A PersistentVolume also has a name, a volumeHandle and mountOptions; they are empty for all others.
+    A PersistentVolume also has a name, a volumeHandle and mountOptions, and is itself there as `volume`; they are empty
+    for all others.
     """
 
     attributes: Manifest
@@ -64,6 +66,7 @@ class Named(NamedTuple):
     persistent_volume: str = ""
     handle: str = ""
     mount_options: tuple[str, ...] = ()
+    volume: Mapping[str, Any] = {}
 
 
 def uses(pod: Manifest, known: Known) -> list[Use]:
@@ -112,6 +115,7 @@ def use(pod: Manifest, volume: Manifest, named: Named, known: Known) -> Use:
         socket=others.get("fdPassingSocketName", DEFAULT_SOCKET),
         read_only=named.read_only,
         fs_group=group if isinstance(group, int) else None,
+        persistent_volume=named.volume,
     )
 
 
@@ -200,7 +204,8 @@ def _claimed(volume: Manifest, pod: Manifest, known: Known) -> Named | None:
     spec = _claim(volume, pod, known).get("spec") or {}
     read_only = bool((volume.get("persistentVolumeClaim") or {}).get("readOnly"))
     if name := spec.get("volumeName"):
-        of_volume = known.volumes.get(name, {}).get("spec") or {}
+        volume_object = known.volumes.get(name, {})
+        of_volume = volume_object.get("spec") or {}
         csi = of_volume.get("csi") or {}
         if csi.get("driver") != DRIVER:
             return None
@@ -212,6 +217,7 @@ def _claimed(volume: Manifest, pod: Manifest, known: Known) -> Named | None:
             persistent_volume=str(name),
             handle=str(csi.get("volumeHandle") or ""),
             mount_options=tuple(map(str, of_volume.get("mountOptions") or [])),
+            volume=volume_object,
         )
     name = spec.get("storageClassName")
     storage_class = known.classes.get(name, {}) if name else {}

@@ -12,7 +12,8 @@ from fusermount3_controller import label_selectors, served_volumes
 from fusermount3_controller.faults import Fault, Invalid
 from fusermount3_controller.rendering import DEFAULT_DIRECTORY, Use
 from fusermount3_controller.served_volumes import Known, Manifest, Named, namespace_of
-from fusermount3_controller.volume_templates import TEMPLATE_ATTRIBUTE, Identity, Placement, VolumeTemplate
+from fusermount3_controller.template_parameters import TEMPLATE_ATTRIBUTE
+from fusermount3_controller.volume_templates import Identity, Placement, VolumeTemplate
 
 #: Of a pod in a user namespace (fs/fuse/dir.c, fuse_allow_current_process).
 USER_NAMESPACE = "a shared volume is of another user namespace: with false, nothing in it could be accessed"

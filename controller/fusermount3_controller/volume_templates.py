@@ -5,45 +5,29 @@ What that can't say is here: whether expressions can be evaluated, and whether t
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-import re2
-
-from fusermount3_controller import expressions, label_selectors, pod_rules
-from fusermount3_controller.expressions import ExpressionError, Names
-from fusermount3_controller.faults import Fault, Invalid, quoted, unknown
+from fusermount3_controller import (
+    label_selectors,
+    pod_rules,
+    provisioning_fields,
+    template_expressions,
+    template_parameters,
+)
+from fusermount3_controller.expressions import Names
+from fusermount3_controller.faults import Fault, Invalid, object_in, quoted, unknown, unknown_in
 from fusermount3_controller.label_selectors import Selector
+from fusermount3_controller.pod_rules import Role
+from fusermount3_controller.provisioning_fields import Provisioning
+from fusermount3_controller.template_expressions import Stage
+from fusermount3_controller.template_parameters import Parameter
 
 API_VERSION = "fusermount3-proxy.dev/v1alpha1"
 KIND = "VolumeTemplate"
 
-#: What the expressions of a template can use besides `params`.
-VARIABLES = frozenset({"fsGroup", "mountpoint", "readOnly"})
-#: volumeAttributes that are the driver's, so they can't be parameters (the broker's csi/volume_requests.py).
-DRIVER_ATTRIBUTES = frozenset(
-    (
-        *("allowOther", "fdPassingEmptyDirName", "fdPassingSocketName", "mountOptions", "mountTiming", "oldClients"),
-        "share",
-    )
-)
-#: The attribute that names the template.
-TEMPLATE_ATTRIBUTE = "volumeTemplate"
-
-#: What a parameter without a pattern may be: one word for any shell, no list for `-o`, and no option.
-DEFAULT_PATTERN = "([A-Za-z0-9@%+=:./_][A-Za-z0-9@%+=:./_-]*)?"
-#: In characters.
-LONGEST_VALUE = 1024
-_LONGEST_PATTERN = 512
-_MOST_PARAMETERS = 32
-#: All strings of one pod template, in characters.
-_LONGEST_TEMPLATE = 65536
-#: Bytes that RE2 may use for a pattern.
-_PATTERN_MEMORY = 1 << 20
-
 _NAME = re.compile("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_PARAMETER_NAME = re.compile("[a-zA-Z][a-zA-Z0-9_]{0,62}")
 #: A day. A pod that nobody uses for longer is no cache, but forgotten.
 LONGEST_IDLE = 86400
 
@@ -83,16 +67,8 @@ class Sharing(NamedTuple):
 SHARING_FIELDS = ("allowInline", "allowedNamespaces", "idleSeconds", "identity", "upgrade")
 
 
-class Parameter(NamedTuple):
-    """What users may say of a volume under this name; `pattern` is RE2's and has to match all of the value."""
-
-    required: bool = False
-    default: str = ""
-    pattern: str = DEFAULT_PATTERN
-
-
 class VolumeTemplate(NamedTuple):
-    """A template that can be used; `pod` is its pod template with expressions in it.
+    """A template that can be used; `pod` is the pod template of its program, with expressions in it.
 
     `generation` is the API server's: another one for each change.
     """
@@ -102,6 +78,7 @@ class VolumeTemplate(NamedTuple):
     parameters: Mapping[str, Parameter]
     pod: Mapping[str, Any]
     sharing: Sharing = Sharing()
+    provisioning: Provisioning = Provisioning()
     generation: int = 0
 
 
@@ -111,30 +88,41 @@ def parse(manifest: Mapping[str, Any]) -> VolumeTemplate:
     for field, value in (("apiVersion", API_VERSION), ("kind", KIND)):
         if manifest.get(field) != value:
             faults.append(Fault(field, f"must be {value}, not {quoted(manifest.get(field))}"))
-    metadata, spec = (_object(manifest, name, name, faults) for name in ("metadata", "spec"))
-    _check_fields(manifest, ("apiVersion", "kind", "metadata", "spec", "status"), "", faults)
+    metadata, spec = (object_in(manifest, name, name, faults) for name in ("metadata", "spec"))
+    faults += unknown_in(manifest, ("apiVersion", "kind", "metadata", "spec", "status"), "")
     name = metadata.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         faults.append(Fault("metadata.name", "must be of at most 63 lower-case letters, digits and '-'"))
-    _check_fields(spec, ("parameters", "placement", "volumeStaging", *SHARING_FIELDS), "spec", faults)
+    known = ("parameters", "placement", Stage.STAGING, *SHARING_FIELDS, *provisioning_fields.FIELDS)
+    faults += unknown_in(spec, known, "spec")
     placement = _placement(spec, faults)
+    is_shared = placement is Placement.SHARED
     sharing = _sharing(spec, placement, faults)
-    parameters = _parameters(_object(spec, "parameters", "spec.parameters", faults), faults)
-    staging = _object(spec, "volumeStaging", "spec.volumeStaging", faults)
-    _check_fields(staging, ("podTemplate",), "spec.volumeStaging", faults)
-    field = "spec.volumeStaging.podTemplate"
-    pod = _object(staging, "podTemplate", field, faults)
+    parameters = template_parameters.parse(object_in(spec, "parameters", "spec.parameters", faults), faults)
+    staging = object_in(spec, Stage.STAGING, f"spec.{Stage.STAGING}", faults)
+    faults += unknown_in(staging, ("podTemplate",), f"spec.{Stage.STAGING}")
+    field = f"spec.{Stage.STAGING}.podTemplate"
+    pod = object_in(staging, "podTemplate", field, faults)
     if not pod:
         faults.append(Fault(field, "is missing: it says how the program is run"))
     else:
-        faults += pod_rules.faults(pod, field, shared=placement is Placement.SHARED)
-        faults += _expression_faults(pod, field, frozenset(parameters))
+        of_sidecars = Names(template_expressions.OF_SIDECARS, parameters.keys())
+        names = template_expressions.names(Stage.STAGING, frozenset(parameters)) if is_shared else of_sidecars
+        faults += pod_rules.faults(pod, field, Role.MOUNT_POD if is_shared else Role.SIDECAR)
+        faults += template_expressions.faults(pod, field, names)
         faults += _account_faults(pod, field, sharing)
+    provisioning = provisioning_fields.parse(spec, frozenset(parameters), faults, shared=is_shared)
     if faults:
         raise Invalid(faults)
     generation = metadata.get("generation")
     return VolumeTemplate(
-        str(name), placement, parameters, pod, sharing, generation if isinstance(generation, int) else 0
+        name=str(name),
+        placement=placement,
+        parameters=parameters,
+        pod=pod,
+        sharing=sharing,
+        provisioning=provisioning,
+        generation=generation if isinstance(generation, int) else 0,
     )
 
 
@@ -147,9 +135,9 @@ def values(template: VolumeTemplate, given: Mapping[str, str], field: str) -> di
             faults.append(Fault(field, f"the template '{template.name}': {unknown(name, template.parameters)}"))
         elif not isinstance(value, str):
             faults.append(Fault(where, f"must be a string, in quotes, not {quoted(value)}"))
-        elif len(value) > LONGEST_VALUE:
-            faults.append(Fault(where, f"has more than {LONGEST_VALUE} characters"))
-        elif not _compiled(pattern := template.parameters[name].pattern).fullmatch(value):
+        elif len(value) > template_parameters.LONGEST_VALUE:
+            faults.append(Fault(where, f"has more than {template_parameters.LONGEST_VALUE} characters"))
+        elif not template_parameters.compiled(pattern := template.parameters[name].pattern).fullmatch(value):
             faults.append(Fault(where, f"{quoted(value)} does not match {pattern}"))
     for name, parameter in template.parameters.items():
         if parameter.required and not given.get(name):
@@ -160,20 +148,6 @@ def values(template: VolumeTemplate, given: Mapping[str, str], field: str) -> di
 
 
 # Fields ------------------------------------------------------------------------------------------------------------
-
-
-def _object(parent: Mapping[str, Any], name: str, field: str, faults: list[Fault]) -> Mapping[str, Any]:
-    value = parent.get(name)
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        faults.append(Fault(field, f"must be an object, not {quoted(value)}"))
-        return {}
-    return value
-
-
-def _check_fields(value: Mapping[str, Any], known: Sequence[str], field: str, faults: list[Fault]) -> None:
-    faults += [Fault(field, unknown(name, known)) for name in value if name not in known]
 
 
 def _placement(spec: Mapping[str, Any], faults: list[Fault]) -> Placement:
@@ -200,7 +174,7 @@ def _sharing(spec: Mapping[str, Any], placement: Placement, faults: list[Fault])
     if not isinstance(idle, int) or isinstance(idle, bool) or not 0 <= idle <= LONGEST_IDLE:
         found.append(Fault("spec.idleSeconds", f"must be 0 to {LONGEST_IDLE} seconds, not {quoted(idle)}"))
     field = "spec.allowedNamespaces"
-    namespaces = label_selectors.parse(_object(spec, "allowedNamespaces", field, faults), field, found)
+    namespaces = label_selectors.parse(object_in(spec, "allowedNamespaces", field, faults), field, found)
     faults += found
     return Sharing() if found else Sharing(Identity(identity), namespaces, inline, idle, Upgrade(upgrade))
 
@@ -213,69 +187,3 @@ def _account_faults(pod: Mapping[str, Any], field: str, sharing: Sharing) -> lis
     why = f"with identity {sharing.identity}, the program runs with that of the pod that uses the volume"
     names = ("serviceAccountName", "automountServiceAccountToken")
     return [Fault(f"{field}.spec.{name}", why) for name in names if name in spec]
-
-
-def _parameters(given: Mapping[str, Any], faults: list[Fault]) -> dict[str, Parameter]:
-    if len(given) > _MOST_PARAMETERS:
-        faults.append(Fault("spec.parameters", f"has more than {_MOST_PARAMETERS} parameters"))
-    result = {}
-    for name in given:
-        field = f"spec.parameters.{name}"
-        if not _PARAMETER_NAME.fullmatch(name):
-            faults.append(Fault(field, "a name has at most 63 letters, digits and '_', and begins with a letter"))
-        if name in (*DRIVER_ATTRIBUTES, TEMPLATE_ATTRIBUTE):
-            faults.append(Fault(field, "is a volumeAttribute of the driver; choose another name"))
-        result[name] = _parameter(_object(given, name, field, faults), field, faults)
-    return result
-
-
-def _parameter(given: Mapping[str, Any], field: str, faults: list[Fault]) -> Parameter:
-    _check_fields(given, ("default", "description", "pattern", "required"), field, faults)
-    types = {"default": str, "description": str, "pattern": str, "required": bool}
-    wrong = [name for name, kind in types.items() if name in given and not isinstance(given[name], kind)]
-    for name in wrong:
-        kind = "true or false" if name == "required" else "a string, in quotes"
-        faults.append(Fault(f"{field}.{name}", f"must be {kind}, not {quoted(given[name])}"))
-    if wrong:
-        return Parameter()
-    result = Parameter(**{name: given[name] for name in Parameter._fields if name in given})
-    if result.required and "default" in given:
-        faults.append(Fault(f"{field}.default", "has no effect, for the parameter is required"))
-    try:
-        if len(result.pattern) > _LONGEST_PATTERN:
-            raise ValueError(f"has more than {_LONGEST_PATTERN} characters")
-        matches = _compiled(result.pattern).fullmatch(result.default)
-        if "default" in given and not matches:
-            faults.append(Fault(f"{field}.default", f"{quoted(result.default)} does not match {result.pattern}"))
-    except ValueError as error:
-        faults.append(Fault(f"{field}.pattern", str(error)))
-    return result
-
-
-def _compiled(pattern: str) -> Any:
-    """Return the pattern for RE2, which matches in time proportional to a value's length. Raises ValueError."""
-    options = re2.Options()
-    options.max_mem = _PATTERN_MEMORY
-    options.log_errors = False
-    try:
-        return re2.compile(pattern, options)
-    except re2.error as error:
-        (reason,) = error.args
-        text = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
-        raise ValueError(f"is not a regular expression of RE2: {text}") from None
-
-
-def _expression_faults(pod: Mapping[str, Any], field: str, parameters: frozenset[str]) -> list[Fault]:
-    result = []
-    length = 0
-    for where, text in expressions.strings(pod, field):
-        length += len(text)
-        if not expressions.has_any(text):
-            continue
-        try:
-            expressions.check(text, Names(VARIABLES, parameters))
-        except ExpressionError as error:
-            result.append(Fault(where, str(error)))
-    if length > _LONGEST_TEMPLATE:
-        result.append(Fault(field, f"its strings have more than {_LONGEST_TEMPLATE} characters"))
-    return result

@@ -12,7 +12,7 @@ from fusermount3_controller import admission, cli, daemon, mount_pods, pod_annot
 from fusermount3_controller.cluster_cache import _WATCHED
 from fusermount3_controller.pod_rules import SOCKET_VARIABLE
 from fusermount3_controller.served_volumes import Kind
-from fusermount3_controller.volume_templates import TEMPLATE_ATTRIBUTE
+from fusermount3_controller.template_parameters import TEMPLATE_ATTRIBUTE
 from fusermount3_controller.webhook import CHECK, INJECT
 from fusermount3_proxy import __version__
 from tests.kubernetes.objects import (

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fusermount3_controller import label_selectors, offline, pod_rules, volume_templates
+from fusermount3_controller import (
+    label_selectors,
+    offline,
+    pod_rules,
+    provisioning_fields,
+    template_parameters,
+    volume_templates,
+)
+from fusermount3_controller.provisioning_fields import AccessMode, Mode, VolumeMode
+from fusermount3_controller.template_expressions import Stage
 from tests.kubernetes.objects import (
     CONTROLLER,
     EXAMPLES,
@@ -76,7 +85,7 @@ def test_what_is_kept_unseen_is_that_of_a_pod_only() -> None:
     unseen = [
         path.rpartition(".")[2] for path, schema in ALL.items() if "x-kubernetes-preserve-unknown-fields" in schema
     ]
-    assert unseen == ["spec", "containers[]"]
+    assert unseen == ["spec", "containers[]"] * len(Stage)
 
 
 def test_the_controller_looks_for_this_resource() -> None:
@@ -94,12 +103,21 @@ def test_both_know_the_same_values_and_names() -> None:
     operators = ALL[".spec.allowedNamespaces.matchExpressions[].operator"]["enum"]
     assert operators == list(label_selectors.OPERATORS)
     assert ALL[".spec.idleSeconds"]["maximum"] == volume_templates.LONGEST_IDLE
-    (rule,) = ALL[".spec"]["x-kubernetes-validations"]
-    assert set(re.findall(r"has\(self\.(\w+)\)", rule["rule"])) == set(volume_templates.SHARING_FIELDS)
+    for rule, fields in zip(
+        ALL[".spec"]["x-kubernetes-validations"],
+        (volume_templates.SHARING_FIELDS, provisioning_fields.FIELDS),
+        strict=True,
+    ):
+        assert set(re.findall(r"has\(self\.(\w+)\)", rule["rule"])) == set(fields)
+    assert ALL[".spec.provisioningModes[]"]["enum"] == list(Mode)
+    assert ALL[".spec.volumeValidation.volumeModes[]"]["enum"] == list(VolumeMode)
+    assert ALL[".spec.volumeValidation.accessModes[]"]["enum"] == list(AccessMode)
+    for stage, own in provisioning_fields.RUNS.items():
+        assert set(ALL[f".spec.{stage}"]["properties"]) == {*own, "podTemplate"}
     assert ALL[".spec.volumeStaging.podTemplate.spec.containers[].name"]["enum"] == [pod_rules.CONTAINER]
-    assert set(ALL[".spec.parameters[]"]["properties"]) == {*volume_templates.Parameter._fields, "description"}
+    assert set(ALL[".spec.parameters[]"]["properties"]) == {*template_parameters.Parameter._fields, "description"}
     (rule,) = [each["rule"] for each in ALL[".spec.parameters"]["x-kubernetes-validations"] if "exists" in each["rule"]]
-    names = {*volume_templates.DRIVER_ATTRIBUTES, volume_templates.TEMPLATE_ATTRIBUTE}
+    names = {*template_parameters.DRIVER_ATTRIBUTES, template_parameters.TEMPLATE_ATTRIBUTE}
     assert set(re.findall("'(.*?)'", rule)) == names
 
 

@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 CLAIM = "/api/v1/namespaces/team/persistentvolumeclaims/photos"
 CLASS = {"provisioner": rendering.DRIVER, "parameters": {"volumeTemplate": "s3", "bucket": "photos"}}
 SOURCE = {"driver": rendering.DRIVER, "volumeHandle": "photos", "volumeAttributes": {"volumeTemplate": "s3"}}
-VOLUME = {"spec": {"mountOptions": ["ro"], "csi": SOURCE}}
+CLAIM_REF = {"namespace": "team", "name": "photos", "uid": "1"}
+VOLUME = {
+    "metadata": {"name": "pv"},
+    "spec": {"mountOptions": ["ro"], "capacity": {"storage": "1Gi"}, "claimRef": CLAIM_REF, "csi": SOURCE},
+}
 
 
 @contextlib.asynccontextmanager

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from fusermount3_controller import expressions
 from fusermount3_controller.expressions import ExpressionError, Names, check, render
 
-NAMES = Names({"mountpoint", "readOnly", "fsGroup"}, {"bucket", "prefix", "items"})
-VARIABLES: dict[str, expressions.Value] = {"mountpoint": "/mnt", "readOnly": True, "fsGroup": 1000}
+NAMES = Names({"mountpoint", "readOnly", "fsGroup"}, {"bucket", "prefix", "items"}, {"pvc"})
+PVC = {"metadata": {"name": "data", "items": "i", "labels": {"a/b": "c"}}, "spec": {"accessModes": ["RWO", "RWX"]}}
+VARIABLES: dict[str, expressions.Variable] = {"mountpoint": "/mnt", "readOnly": True, "fsGroup": 1000, "pvc": PVC}
 PARAMETERS = {"bucket": "photos", "prefix": "", "items": "4"}
 
 
@@ -43,6 +44,16 @@ def yielded(text: str, **parameters: str) -> expressions.Value:
         ("{# nothing #}x", "x"),
         ("{{- params.bucket -}}", "photos"),
         ("{{ '}}' ~ '{{' }}", "}}{{"),
+        ("{{ pvc.metadata.name }}", "data"),
+        ("{{ pvc.metadata.items }}", "i"),
+        ("{{ pvc.metadata.labels['a/b'] }}", "c"),
+        ("{{ pvc['spec'].accessModes[1] }}", "RWX"),
+        ("{{ pvc.spec.accessModes[2] }}", None),
+        ("{{ pvc.metadata.keys }}", None),
+        ("{{ pvc.metadata.name.format }}", None),
+        ("{{ pvc.nothing.__class__.x or 'none' }}", "none"),
+        ("{{ 'yes' if 'RWX' in pvc.spec.accessModes else 'no' }}", "yes"),
+        ("{{ pvc.metadata.labels | tojson }}", '{"a/b": "c"}'),
     ],
 )
 def test_an_expression_yields_its_value(text: str, result: expressions.Value) -> None:
@@ -54,11 +65,15 @@ def test_an_expression_yields_its_value(text: str, result: expressions.Value) ->
     ("text", "says"),
     [
         ("{{ params.bukcet }}", "params.bukcet is not in spec.parameters"),
-        ("{{ secret }}", "there is no 'secret'; an expression can use fsGroup, mountpoint, params.NAME, readOnly"),
+        ("{{ secret }}", "there is no 'secret'; an expression can use fsGroup, mountpoint, params.NAME, pvc, readOnly"),
         ("{{ params }}", "there is no 'params'"),
         ("{{ ''.__class__ }}", "'.__class__' is not allowed"),
         ("{{ params.bucket.__class__ }}", "'.__class__' is not allowed"),
-        ("{{ params['bucket'] }}", "[…] is not allowed"),
+        ("{{ params['bucket'] }}", "'[…]' is not allowed: only params and pvc have fields"),
+        ("{{ mountpoint[0] }}", "'[…]' is not allowed"),
+        ("{{ pvc[mountpoint] }}", "what stands in […] must be written out"),
+        ("{{ (pvc or 1).metadata }}", "'.metadata' is not allowed"),
+        ("{{ pvc.metadata() }}", "a call is not allowed"),
         ("{{ mountpoint.format() }}", "a call is not allowed"),
         ("{% for i in mountpoint %}x{% endfor %}", "a statement is not allowed"),
         ("{% set x = 1 %}", "a statement is not allowed"),
@@ -99,6 +114,9 @@ def test_what_is_not_allowed_is_refused(text: str, says: str) -> None:
         ("{{ params.bucket | int }}", "'photos' is not a whole number"),
         ("{{ params.bucket + 1 }}", "can only concatenate str"),
         ("{{ mountpoint < 1 }}", "not supported between instances"),
+        ("{{ pvc.metadata }}", "has a dict, not a string"),
+        ("x{{ pvc.spec.accessModes }}", "has a list, not a string"),
+        ("{{ pvc.metadata | tobash }}", "has a dict, not a string"),
     ],
 )
 def test_what_yields_nothing_usable_is_refused_when_it_is_rendered(text: str, says: str) -> None:
@@ -125,6 +143,17 @@ def test_a_parameter_is_never_an_expression_and_one_word_for_a_shell(value: str)
 def test_a_string_is_rendered_or_refused_and_nothing_else(text: str) -> None:
     with contextlib.suppress(ExpressionError):
         yielded(text)
+
+
+def test_an_object_has_a_limit() -> None:
+    expressions.check_size("pvc", PVC)
+    with pytest.raises(ExpressionError, match="pvc has more than 16384 characters of JSON"):
+        expressions.check_size("pvc", {"metadata": {"annotations": {"a": "x" * 16384}}})
+
+
+def test_a_template_is_about_these() -> None:
+    text = "{{ params.bucket or pvc.metadata['name'] | lower }} {{ mountpoint }}"
+    assert expressions.paths_in(text) == {"params.bucket", "pvc.metadata.name", "mountpoint"}
 
 
 def test_a_script_has_its_expressions_quoted() -> None:

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusermount3_broker.csi import volume_requests
-from fusermount3_controller import pod_annotations, rendering, volume_templates
+from fusermount3_controller import pod_annotations, rendering, template_parameters
 from fusermount3_controller.faults import Invalid
 from fusermount3_controller.injection import inject
+from fusermount3_controller.quantities import quantity
 from fusermount3_controller.served_volumes import Known, uses
 from fusermount3_controller.volume_templates import parse
 from tests.unit.controller.samples import Manifest, claimed, inline, pod, pod_of, template
@@ -77,7 +78,7 @@ def test_the_pod_that_was_given_stays_as_it_is() -> None:
 
 def test_a_volume_is_found_where_the_driver_makes_its_socket() -> None:
     attributes = volume_requests.Attributes()
-    assert volume_requests.TEMPLATE == volume_templates.TEMPLATE_ATTRIBUTE
+    assert volume_requests.TEMPLATE == template_parameters.TEMPLATE_ATTRIBUTE
     assert (attributes.empty_dir, attributes.socket) == (rendering.DEFAULT_DIRECTORY, rendering.DEFAULT_SOCKET)
     result = inject(pod(inline(fdPassingEmptyDirName="sockets", fdPassingSocketName="s")), KNOWN)
     (container,) = result["spec"]["initContainers"]
@@ -320,7 +321,7 @@ def test_a_sidecar_gets_additional_volumes_read_only() -> None:
     ("text", "number"), [("250m", "0.25"), ("1.5", "1.5"), ("1k", "1000"), ("1Ki", "1024"), ("2Gi", str(2 << 30))]
 )
 def test_quantities(text: str, number: str) -> None:
-    assert str(pod_annotations.quantity(text).normalize()) == str(Decimal(number).normalize())
+    assert str(quantity(text).normalize()) == str(Decimal(number).normalize())
 
 
 def test_a_token_of_the_template_is_for_the_sidecar_only() -> None:

@@ -49,6 +49,23 @@ def test_the_key_is_that_of_the_node_plugin() -> None:
     assert mount.shared.key == sharing_key("", ATTRIBUTES)
 
 
+def test_a_program_is_told_what_the_volume_is() -> None:
+    manifest = shared()
+    names = ("handle", "capacity", "accessModes[0]", "volumeMode", "node.metadata.name", "pvc.metadata.namespace")
+    pod_of(manifest)["containers"][0]["args"] = ["{{ " + name + " }}" for name in (*names, "pv.metadata.name")]
+    cluster = known()._replace(templates={"s3": parse(manifest)})
+    photos = volume()
+    photos["spec"] |= {
+        "capacity": {"storage": "1Gi"},
+        "accessModes": ["ReadWriteMany"],
+        "volumeMode": "Filesystem",
+        "claimRef": {"namespace": "team", "name": "photos", "uid": "1"},
+    }
+    mount = mount_of([user()], cluster._replace(volumes={"photos": photos}))
+    (container,) = mount_pods.manifest(mount, 0, "uid")["spec"]["containers"]
+    assert container["args"] == ["photos", str(2**30), "ReadWriteMany", "Filesystem", "n1", "team", "photos"]
+
+
 @pytest.mark.parametrize(
     "change",
     [

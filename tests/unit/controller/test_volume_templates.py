@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fusermount3_broker.csi import volume_requests
-from fusermount3_controller import volume_templates
+from fusermount3_controller import template_parameters, volume_templates
 from fusermount3_controller.faults import Invalid
 from fusermount3_controller.label_selectors import Requirement
 from fusermount3_controller.volume_templates import Identity, Placement, Sharing, Upgrade, parse
@@ -30,7 +30,7 @@ def test_a_template_is_parsed() -> None:
 
 
 def test_the_drivers_attributes_are_known() -> None:
-    assert volume_requests.ATTRIBUTES.keys() == volume_templates.DRIVER_ATTRIBUTES
+    assert volume_requests.ATTRIBUTES.keys() == template_parameters.DRIVER_ATTRIBUTES
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_parameter_is_checked(name: str, parameter: Any, field: str, says: str
     manifest = template()
     manifest["spec"]["parameters"][name] = parameter
     if not field:
-        assert parse(manifest).parameters[name] == volume_templates.Parameter()
+        assert parse(manifest).parameters[name] == template_parameters.Parameter()
         return
     assert says in faults_of(manifest)[f"spec.parameters{field}"]
 

@@ -18,14 +18,18 @@ from fusermount3_controller import (
     mount_pods,
     pod_annotations,
     pod_rules,
+    provisioning_fields,
     rendering,
     serving_certificates,
+    template_expressions,
+    template_parameters,
     volume_templates,
 )
 from fusermount3_controller.admission import RESULTS
 from fusermount3_controller.controller_metrics import FAILED, MALFORMED, Metrics
 from fusermount3_controller.offline import rendered
 from fusermount3_controller.served_volumes import Kind
+from fusermount3_controller.template_expressions import Stage
 from tests.e2e.documented import PAGES, ROOT, block, blocks
 
 if TYPE_CHECKING:
@@ -85,11 +89,22 @@ def test_each_template_is_listed_with_its_parameters() -> None:
 
 
 def test_each_name_is_explained() -> None:
-    assert set(re.findall(r"`(\w+)`", " ".join(rows("name")))) == volume_templates.VARIABLES
+    assert set(re.findall(r"`(\w+)`", " ".join(rows("name")))) == template_expressions.OF_SIDECARS
+    used: dict[str, set[Stage]] = {}
+    for stage in Stage:
+        for name in template_expressions.VARIABLES[stage] | template_expressions.OBJECTS[stage]:
+            used.setdefault(name, set()).add(stage)
+    told = {name for names in rows("variable with `Shared`") for name in re.findall(r"`(\w+)`", names)}
+    assert told == used.keys() - template_expressions.OF_SIDECARS
+    assert f"at most {expressions.LARGEST_OBJECT} characters of JSON" in " ".join(PAGE.split())
     assert set(re.findall(r"`(\w+)`", " ".join(rows("filter")))) == set(expressions.FILTERS)
-    known = {f"parameters.NAME.{name}" for name in (*volume_templates.Parameter._fields, "description")}
+    known = {f"parameters.NAME.{name}" for name in (*template_parameters.Parameter._fields, "description")}
     known |= {"parameters", "placement", "volumeStaging.podTemplate", *volume_templates.SHARING_FIELDS}
-    assert {name.strip("`") for name in rows("field of `spec`")} == known
+    known |= {"provisioningModes"}
+    known |= {
+        f"{stage}.{name}" for stage, names in provisioning_fields.RUNS.items() for name in (*names, "podTemplate")
+    }
+    assert {name for names in rows("field of `spec`") for name in re.findall("`([^`]*)`", names)} == known
     written = {pod_annotations.INJECT, pod_annotations.ADDITIONAL_MOUNTS, pod_annotations.ORIGINAL_GRACE}
     written |= {
         f"fusermount3-proxy.dev/{name}-{kind}" for name in pod_annotations.RESOURCES for kind in ("limit", "request")
@@ -100,7 +115,7 @@ def test_each_name_is_explained() -> None:
 def test_numbers_are_those_of_the_code() -> None:
     text = " ".join(PAGE.split())
     assert f"at most {expressions.LONGEST_SOURCE} characters, what comes out of it {expressions.LONGEST_RESULT}" in text
-    assert f"and a value {volume_templates.LONGEST_VALUE}." in text
+    assert f"and a value {template_parameters.LONGEST_VALUE}." in text
     assert f"of at least {rendering.GRACE_OF_SIDECAR}," in text
     assert f"waits up to {rendering.TRIES} seconds" in text
     cpu, memory = rendering.DEFAULT_REQUESTS.values()
