@@ -14,12 +14,17 @@ Volumes that pods share have pods of their own. `shared_volumes` finds out which
 these are the same; `wanted_mount_pods` says what has to run for them, `mount_pod_steps` what to do so that it does, and
 `mount_pods` what a mount pod is when it is created, and when it is found again.
 
-`offline` does that with objects in files, which `manifests` reads and writes; `admission` with a pod that the API
-server is about to create. `faults` says what is wrong with a manifest, by field. `serving_certificates` says what
-certificates the webhook needs, and makes them. All of these are pure.
+Volumes that are created for claims have an object of their own. `claims` says which claims ask for one, `pod_volumes`
+what is kept of it, and what its pods and its PersistentVolume are; `run_results` what such a pod has said, and
+`pod_volume_steps` what to do next.
+
+`offline` and, for volumes of claims, `offline_volumes` do that with objects in files, which `manifests` reads and
+writes; `admission` with a pod that the API server is about to create. `faults` says what is wrong with a manifest, by
+field. `serving_certificates` says what certificates the webhook needs, and makes them. All of these are pure.
 
 `daemon` is the process that acts on a cluster: `webhook` hears the API server, `cluster_cache` knows the objects that
 volumes refer to and, as `kept_pods` says, pods. `mount_pod_keeper` keeps the mount pods and writes `mount_pod_events`:
-node by node, as `node_index` finds what concerns a node, and when `look_queue` says. `certificate_keeper` keeps the
-certificates, `controller_metrics` counts. `cli` has the commands.
+node by node, as `node_index` finds what concerns a node, and when `look_queue` says. `pod_volume_keeper` keeps the
+volumes of claims; both write `events`. `certificate_keeper` keeps the certificates, `controller_metrics` counts. `cli`
+has the commands.
 """

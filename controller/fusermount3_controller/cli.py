@@ -57,8 +57,8 @@ def render(files: tuple[Path, ...], settings: tuple[str, ...]) -> None:
 
     FILEs have VolumeTemplates, and pods whose volumes name them, with their PersistentVolumes, claims and
     StorageClasses. A pod is shown with its sidecars, and after it the pods that serve its shared volumes. If there is
-    no pod, one is made up for each PersistentVolume that names a template, or else for each template. "-" is standard
-    input.
+    no pod, one is made up for each PersistentVolume that names a template, or else for each template, with the pods
+    that create, expand and delete its volume, if it has such. "-" is standard input.
     """
     from fusermount3_controller import manifests
     from fusermount3_controller.faults import Invalid
@@ -93,11 +93,12 @@ def render(files: tuple[Path, ...], settings: tuple[str, ...]) -> None:
     "--configuration", metavar="NAME", default=_NAME, show_default=True, help="Of the two webhook configurations."
 )
 @click.option("--mount-namespace", metavar="NAME", default=_MOUNTS, show_default=True, help="Of mount pods.")
+@click.option("--provisioning", is_flag=True, help="Also create and delete volumes for claims, in that namespace.")
 def webhook(**settings: Any) -> None:
     """Give pods their sidecars when they are created, and run pods for the volumes that they share.
 
     An admission webhook: the API server asks it about pods that have volumes of the driver, and about VolumeTemplates.
-    Beside it, mount pods are created and deleted as shared volumes are used.
+    Beside it, mount pods are created and deleted as shared volumes are used; and volumes, as claims ask for them.
     The cluster is that of the pod in which it runs, or that of KUBECONFIG. It ends on SIGTERM, after the requests in
     flight.
     """

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple, NoReturn
 from lightkube import ALL_NS, ApiError, AsyncClient
 from lightkube.generic_resource import create_global_resource, create_namespaced_resource
 
-from fusermount3_controller import kept_pods, mount_pods, volume_templates
+from fusermount3_controller import claims, kept_pods, mount_pods, pod_volumes, volume_templates
 from fusermount3_controller.faults import Invalid
+from fusermount3_controller.rendering import DRIVER
 from fusermount3_controller.served_volumes import Kind, Known, Reference
 from fusermount3_controller.volume_templates import VolumeTemplate
 
@@ -48,7 +49,16 @@ class _Watched(NamedTuple):
 
 
 def _claim(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {"spec": _some(manifest.get("spec"), "volumeName", "storageClassName")}
+    """Return what volumes need of a claim; and what its volume needs, if that is ours to provide."""
+    result = {"spec": _some(manifest.get("spec"), "volumeName", "storageClassName")}
+    metadata = manifest.get("metadata") or {}
+    annotations = _some(metadata.get("annotations"), *claims.ANNOTATIONS)
+    if DRIVER not in annotations.values():
+        return result
+    names = ("name", "namespace", "uid", "deletionTimestamp")
+    spec = {**result["spec"], **_some(manifest.get("spec"), "resources")}
+    status = _some(manifest.get("status"), "phase", "capacity")
+    return {"metadata": {**_some(metadata, *names), "annotations": annotations}, "spec": spec, "status": status}
 
 
 def _volume(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -56,11 +66,16 @@ def _volume(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
     csi = _some(spec.get("csi"), "driver", "readOnly", "volumeAttributes", "volumeHandle")
     claim = {"claimRef": _some(spec["claimRef"], "namespace", "name", "uid")} if spec.get("claimRef") else {}
     fields = _some(spec, "accessModes", "capacity", "mountOptions", "volumeMode")
-    return {"metadata": _some(manifest.get("metadata"), "name"), "spec": {**fields, **claim, "csi": csi}}
+    result = {"metadata": _some(manifest.get("metadata"), "name"), "spec": {**fields, **claim, "csi": csi}}
+    if pod_volumes.is_provisioned(manifest):
+        result["metadata"] |= _some(manifest["metadata"], "deletionTimestamp", "finalizers", "annotations")
+        result["spec"] |= _some(spec, "persistentVolumeReclaimPolicy")
+        result["status"] = _some(manifest.get("status"), "phase")
+    return result
 
 
 def _class(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-    return _some(manifest, "provisioner", "parameters")
+    return _some(manifest, *claims.CLASS_FIELDS)
 
 
 def _namespace(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -70,6 +85,11 @@ def _namespace(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
 def _attachment(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
     metadata = _some(manifest.get("metadata"), "name", "uid")
     return {"metadata": metadata, **{name: manifest.get(name) or {} for name in ("spec", "status")}}
+
+
+def _pod_volume(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+    names = ("name", "uid", "resourceVersion", "annotations", "deletionTimestamp")
+    return {"metadata": _some(manifest.get("metadata"), *names), **_some(manifest, "spec", "status")}
 
 
 def _template(manifest: Mapping[str, Any]) -> VolumeTemplate | str:
@@ -88,25 +108,29 @@ def _some(value: Mapping[str, Any] | None, *names: str) -> dict[str, Any]:
 _GROUP, _, _VERSION = volume_templates.API_VERSION.partition("/")
 POD: Any = create_namespaced_resource("", "v1", "Pod", "pods")
 ATTACHMENT: Any = create_global_resource(_GROUP, _VERSION, mount_pods.ATTACHMENT, mount_pods.ATTACHMENTS)
+EVENT: Any = create_namespaced_resource("", "v1", "Event", "events")
+POD_VOLUME: Any = create_global_resource(_GROUP, _VERSION, pod_volumes.KIND, pod_volumes.PLURAL)
+CLAIM: Any = create_namespaced_resource("", "v1", Kind.CLAIM, "persistentvolumeclaims")
+VOLUME: Any = create_global_resource("", "v1", Kind.VOLUME, "persistentvolumes")
 _WATCHED = {
     Kind.TEMPLATE: _Watched(create_global_resource(_GROUP, _VERSION, Kind.TEMPLATE, "volumetemplates"), _template),
-    Kind.CLAIM: _Watched(
-        create_namespaced_resource("", "v1", Kind.CLAIM, "persistentvolumeclaims"), _claim, namespaced=True
-    ),
-    Kind.VOLUME: _Watched(create_global_resource("", "v1", Kind.VOLUME, "persistentvolumes"), _volume),
+    Kind.CLAIM: _Watched(CLAIM, _claim, namespaced=True),
+    Kind.VOLUME: _Watched(VOLUME, _volume),
     Kind.CLASS: _Watched(create_global_resource("storage.k8s.io", "v1", Kind.CLASS, "storageclasses"), _class),
     Kind.POD: _Watched(POD, kept_pods.kept, namespaced=True),
     Kind.ATTACHMENT: _Watched(ATTACHMENT, _attachment),
     Kind.NAMESPACE: _Watched(create_global_resource("", "v1", Kind.NAMESPACE, "namespaces"), _namespace),
+    Kind.POD_VOLUME: _Watched(POD_VOLUME, _pod_volume),
 }
 
 
 class ClusterCache:
-    """What of the cluster is known; `follow` keeps it up to date."""
+    """What of the cluster is known; `follow` keeps it up to date. PodVolumes are known only with `provisioning`."""
 
-    def __init__(self, client: AsyncClient, resync: float = RESYNC) -> None:
+    def __init__(self, client: AsyncClient, resync: float = RESYNC, *, provisioning: bool = False) -> None:
         self._client = client
         self._resync = resync
+        self._kinds = [kind for kind in _WATCHED if provisioning or kind is not Kind.POD_VOLUME]
         self._objects: dict[Kind, dict[Key, Any]] = {kind: {} for kind in _WATCHED}
         self._listed: dict[Kind, float] = {}
         self._listeners: list[Listener] = []
@@ -115,7 +139,7 @@ class ClusterCache:
 
     def is_full(self) -> bool:
         """Return whether all kinds have been listed once."""
-        return self._listed.keys() == _WATCHED.keys()
+        return self._listed.keys() == set(self._kinds)
 
     def sizes(self) -> dict[Kind, int]:
         """Return the number of objects of each kind."""
@@ -128,6 +152,10 @@ class ClusterCache:
     def listen(self, listener: Listener) -> None:
         """Have the listener told of each change from now on; before the cache is full, of each object."""
         self._listeners.append(listener)
+
+    def objects(self, kind: Kind) -> list[Any]:
+        """Return what is kept of all objects of a kind."""
+        return list(self._objects[kind].values())
 
     def known(self) -> Known:
         return _known(self._objects)
@@ -153,7 +181,7 @@ class ClusterCache:
     async def follow(self) -> NoReturn:
         """Keep all kinds up to date, whatever happens to the API server."""
         async with asyncio.TaskGroup() as tasks:
-            for kind in _WATCHED:
+            for kind in self._kinds:
                 tasks.create_task(self._follow(kind))
         raise AssertionError("no task ends")
 

@@ -65,6 +65,19 @@ class Metrics:
             registry=self._registry,
         )
 
+        self._pod_volumes = Gauge(
+            f"{_PREFIX}_pod_volumes",
+            "Volumes that were created for claims.",
+            ["template", "phase"],
+            registry=self._registry,
+        )
+        self._runs = Counter(
+            f"{_PREFIX}_pod_runs",
+            "Pods that have run for such a volume, and of which this process has written the result.",
+            ["stage", "result"],
+            registry=self._registry,
+        )
+
     def show_mount_pods(self, node: str, numbers: Mapping[tuple[str, str], int], waiting: int) -> None:
         """Have the exposition count a node's mount pods, by template and phase, and the pods that wait for them."""
         before, waited = self._of_nodes.pop(node, ({}, 0))
@@ -73,6 +86,16 @@ class Metrics:
         self._waiting.inc(waiting - waited)
         if numbers or waiting:
             self._of_nodes[node] = numbers, waiting
+
+    def show_pod_volumes(self, numbers: Mapping[tuple[str, str], int]) -> None:
+        """Have the exposition tell of the PodVolumes, by template and phase."""
+        self._pod_volumes.clear()
+        for labels, number in numbers.items():
+            self._pod_volumes.labels(*labels).set(number)
+
+    def count_run(self, stage: str, *, has_succeeded: bool) -> None:
+        """Count a pod of a stage that has ended."""
+        self._runs.labels(stage, "succeeded" if has_succeeded else "failed").inc()
 
     def count_start(self, seconds: float) -> None:
         """Count a mount pod that serves."""
@@ -115,4 +138,4 @@ class Metrics:
 
 
 def _size(sizes: Callable[[], Mapping[Kind, int]], kind: Kind) -> float:
-    return sizes()[kind]
+    return sizes().get(kind, 0)

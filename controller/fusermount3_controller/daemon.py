@@ -13,6 +13,7 @@ from fusermount3_controller.certificate_keeper import CertificateKeeper, Names
 from fusermount3_controller.cluster_cache import ClusterCache
 from fusermount3_controller.controller_metrics import Metrics
 from fusermount3_controller.mount_pod_keeper import MountPodKeeper
+from fusermount3_controller.pod_volume_keeper import PodVolumeKeeper
 from fusermount3_controller.webhook import Webhook, health
 
 #: Seconds after SIGTERM for which requests are still taken: so long may the API server take to learn of it.
@@ -26,7 +27,8 @@ _log = logging.getLogger(__name__)
 class Settings(NamedTuple):
     """Where the servers listen, and the names of the objects that are the controller's own.
 
-    `namespace`: empty, if it is that of the process itself. `mount_namespace`: of mount pods.
+    `namespace`: empty, if it is that of the process itself. `mount_namespace`: of mount pods, and, with `provisioning`,
+    of those that create and delete volumes.
     """
 
     address: str | None
@@ -37,6 +39,7 @@ class Settings(NamedTuple):
     secret: str
     configuration: str
     mount_namespace: str
+    provisioning: bool = False
 
 
 def serve(settings: Settings) -> None:
@@ -52,17 +55,20 @@ async def _serve(settings: Settings) -> None:
     namespace = settings.namespace or str(client.namespace)
     host = f"{settings.service}.{namespace}.svc"
     keeper = CertificateKeeper(client, Names(namespace, settings.secret, settings.configuration, host))
-    cache, metrics = ClusterCache(client), Metrics()
+    cache, metrics = ClusterCache(client, provisioning=settings.provisioning), Metrics()
     metrics.show_cache(cache.sizes, cache.age)
     metrics.show_certificate(keeper.expiry)
     mount_pods = MountPodKeeper(client, cache, metrics, settings.mount_namespace)
+    keepers = [cache.follow(), keeper.keep(), mount_pods.keep()]
+    if settings.provisioning:
+        keepers.append(PodVolumeKeeper(client, cache, metrics, settings.mount_namespace).keep())
     webhook = Webhook(cache, metrics)
     ended = _ended()
     runners = [
         web.AppRunner(each, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN)
         for each in (webhook.application(), health(webhook, metrics, cache.is_full, keeper.is_trusted))
     ]
-    tasks = [asyncio.create_task(each) for each in (cache.follow(), keeper.keep(), mount_pods.keep())]
+    tasks = [asyncio.create_task(each) for each in keepers]
     try:
         for runner in runners:
             await runner.setup()

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fusermount3_controller import mount_pods
+from fusermount3_controller import mount_pods, pod_volumes
 from fusermount3_controller.pod_rules import CONTAINER
 from fusermount3_controller.served_volumes import is_inline
 
@@ -15,12 +15,14 @@ _REPEATED = frozenset(
         *("serviceAccountName", "status", "type"),
     )
 )
+#: The kinds whose pods are ours.
+_OWNERS = (mount_pods.ATTACHMENT, pod_volumes.KIND)
 
 
 def kept(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the fields of the pod that count; None, if it is no mount pod and has no volume that could be ours."""
+    """Return the fields of the pod that count; None, if it is no pod of ours and has no volume that could be."""
     metadata, spec, status = (pod.get(name) or {} for name in ("metadata", "spec", "status"))
-    owners = [each for each in metadata.get("ownerReferences") or [] if each.get("kind") == mount_pods.ATTACHMENT]
+    owners = [each for each in metadata.get("ownerReferences") or [] if each.get("kind") in _OWNERS]
     volumes = [_volume(each) for each in spec.get("volumes") or []]
     if not owners and not any(len(each) > 1 and "emptyDir" not in each for each in volumes):
         return None
@@ -37,10 +39,14 @@ def kept(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
         if each.get("type") in conditions
     ]
     if owners:
-        of_metadata["ownerReferences"] = [_some(each, ("kind", "name", "controller")) for each in owners]
+        of_metadata["ownerReferences"] = [_some(each, ("kind", "name", "uid", "controller")) for each in owners]
+        is_run = any(each["kind"] == pod_volumes.KIND for each in owners)
+        if is_run:
+            of_metadata |= _some(metadata, ("labels",))
+            of_spec |= _some(spec, ("schedulingGates",))
         statuses = status.get("containerStatuses") or []
         of_status["containerStatuses"] = [
-            _some(each, ("name", "state", "lastState")) for each in statuses if each.get("name") == CONTAINER
+            _some(each, ("name", "state", "lastState")) for each in statuses if is_run or each.get("name") == CONTAINER
         ]
     return {"metadata": of_metadata, "spec": of_spec, "status": of_status}
 

@@ -19,12 +19,11 @@ from functools import partial
 from typing import Any, NoReturn
 
 from lightkube import ApiError, AsyncClient
-from lightkube.generic_resource import create_namespaced_resource
 from lightkube.types import PatchType
 
 from fusermount3_broker.messages.untrusted_text import visible
 from fusermount3_controller import mount_pod_events, mount_pods, served_volumes
-from fusermount3_controller.cluster_cache import ATTACHMENT, POD, ClusterCache
+from fusermount3_controller.cluster_cache import ATTACHMENT, EVENT, POD, ClusterCache
 from fusermount3_controller.controller_metrics import Metrics
 from fusermount3_controller.faults import Invalid
 from fusermount3_controller.look_queue import LookQueue
@@ -60,8 +59,6 @@ _NOT_FOUND, _CONFLICT = 404, 409
 _OPTIONAL = ("mountPod", "message", "idleSince")
 #: Events that are known to be written, so they are not tried again at each look.
 _MOST_TOLD = 10000
-
-_EVENT: Any = create_namespaced_resource("", "v1", "Event", "events")
 
 _log = logging.getLogger(__name__)
 
@@ -255,7 +252,7 @@ class MountPodKeeper:
                 self._told.clear()
             self._told.add(name)
             try:
-                await self._client.create(_EVENT(manifest))
+                await self._client.create(EVENT(manifest))
             except ApiError as error:
                 if error.status.code != _CONFLICT:
                     _log.warning("%s", visible(f"can't write an event: {error}"))

@@ -26,7 +26,7 @@ _WAIT = {"exec": {"command": ["fusermount3-proxy", "--wait-unused"]}}
 _DIGITS = 20
 _NAME = re.compile(f"(mp-[0-9a-f]{{{_DIGITS}}})-(0|[1-9][0-9]{{0,5}})")
 #: Reasons for which a container waits that are no failure.
-_NO_FAILURE = ("ContainerCreating", "PodInitializing")
+NO_FAILURE = ("ContainerCreating", "PodInitializing")
 #: Of a failure, in characters.
 _LONGEST_TEXT = 500
 
@@ -220,7 +220,7 @@ def _failure(pod: Mapping[str, Any]) -> str:
             reason = f"{ended.get('reason') or 'Error'}, status {ended.get('exitCode')}"
             return _sentence(reason, _last_line(ended.get("message")))
         waiting = state.get("waiting") or {}
-        if waiting.get("reason") and waiting["reason"] not in _NO_FAILURE:
+        if waiting.get("reason") and waiting["reason"] not in NO_FAILURE:
             return _sentence(waiting["reason"], waiting.get("message"))
     return ""
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-from fusermount3_controller import mount_pods, shared_volumes, volume_templates
+from fusermount3_controller import mount_pods, offline_volumes, shared_volumes, volume_templates
 from fusermount3_controller.faults import Invalid
 from fusermount3_controller.injection import inject
 from fusermount3_controller.manifests import check_pod, check_storage, name_of
@@ -50,6 +50,7 @@ def rendered(given: Iterable[Given], attributes: Mapping[str, str]) -> tuple[lis
         namespaces={_name(each): each for _, each in by_kind["Namespace"]},
     )
     pods = by_kind["Pod"]
+    is_made_up = not pods and not _persistent(known)
     if attributes and (pods or _persistent(known)):
         return [], ["--set is for files with templates alone: here, volumes have their own attributes"]
     if not pods:
@@ -58,6 +59,8 @@ def rendered(given: Iterable[Given], attributes: Mapping[str, str]) -> tuple[lis
     for file, pod in pods:
         known = _with_namespace(pod, known)
         result += _collected(partial(_of_pod, pod, known), f"{file}: {name_of(pod)}", faults)
+    for template in known.templates.values() if is_made_up else ():
+        result += _collected(partial(_runs, template, attributes, known), f"made up: {template.name}", faults)
     return result, faults
 
 
@@ -90,6 +93,10 @@ def _of_pod(pod: Mapping[str, Any], known: Known) -> list[Manifest]:
     check_pod(pod)
     shared = shared_volumes.of_new_pod(pod, known)
     return [inject(pod, known), *(mount_pods.shown(each) for each in shared)]
+
+
+def _runs(template: volume_templates.VolumeTemplate, attributes: Mapping[str, str], known: Known) -> list[Manifest]:
+    return list(offline_volumes.runs(template, attributes, known))
 
 
 def _with_namespace(pod: Mapping[str, Any], known: Known) -> Known:

@@ -33,6 +33,9 @@ GRACE_OF_SIDECAR = 60
 GRACE_OF_SHARED = 600
 #: GCS FUSE's defaults; no limits, because a program that reaches one takes the volume with it.
 DEFAULT_REQUESTS = {"cpu": "250m", "memory": "256Mi"}
+#: Of a pod that runs once for a volume: it asks a server for something.
+DEFAULT_REQUESTS_OF_RUNS = {"cpu": "50m", "memory": "64Mi"}
+_OF_RESTRICTED_PODS: Manifest = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
 #: Seconds, one a try, that a program may take to mount.
 TRIES = 120
 #: The longest name of a container or volume (RFC 1123).
@@ -98,8 +101,7 @@ def mount_pod(use: Use, node: str = "") -> Manifest:
     metadata, spec = rendered.get("metadata") or {}, rendered["spec"]
     program = _program(use, rendered, pod_rules.CONTAINER, GRACE_OF_SHARED)
     context = {
-        "runAsNonRoot": True,
-        "seccompProfile": {"type": "RuntimeDefault"},
+        **_OF_RESTRICTED_PODS,
         **({} if use.fs_group is None else {"fsGroup": use.fs_group}),
         **(spec.get("securityContext") or {}),
     }
@@ -124,6 +126,33 @@ def mount_pod(use: Use, node: str = "") -> Manifest:
             "securityContext": context,
             "containers": [container],
             "volumes": [*program.volumes, {"name": use.volume, "csi": own}],
+        },
+    }
+
+
+def run(
+    template: str, pod: Mapping[str, Any], variables: Mapping[str, Variable], parameters: Mapping[str, str]
+) -> Manifest:
+    """Return a pod that runs once for a volume, and says in its termination message what came of it. Raises Invalid."""
+    rendered = rendered_pod(template, pod, variables, parameters)
+    metadata, spec = rendered.get("metadata") or {}, rendered["spec"]
+    (given,) = spec["containers"]
+    container = {
+        **given,
+        "resources": given.get("resources") or {"requests": dict(DEFAULT_REQUESTS_OF_RUNS)},
+        "terminationMessagePolicy": given.get("terminationMessagePolicy", "FallbackToLogsOnError"),
+        "securityContext": _restricted(given.get("securityContext") or {}),
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"labels": metadata.get("labels") or {}, "annotations": metadata.get("annotations") or {}},
+        "spec": {
+            "automountServiceAccountToken": "serviceAccountName" in spec,
+            **spec,
+            "restartPolicy": "Never",
+            "securityContext": {**_OF_RESTRICTED_PODS, **(spec.get("securityContext") or {})},
+            "containers": [container],
         },
     }
 

@@ -42,6 +42,7 @@ class Kind(StrEnum):
     NAMESPACE = "Namespace"
     POD = "Pod"
     ATTACHMENT = "MountPodAttachment"
+    POD_VOLUME = "PodVolume"
 
 
 class Reference(NamedTuple):

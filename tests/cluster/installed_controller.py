@@ -64,8 +64,8 @@ def _files(path: Path) -> list[Path]:
 
 
 @contextlib.contextmanager
-def installed(node: ClusterNode) -> Iterator[None]:
-    """Install it as docs/templates.md says, with the template for sshfs; remove it after the block.
+def installed(node: ClusterNode, manifests: Path = CONTROLLER) -> Iterator[None]:
+    """Install it from these manifests as docs/templates.md says, with the template for sshfs; then remove it.
 
     The node has no kube-proxy, so nobody is behind the address of the API server's Service: the pods are told another.
     """
@@ -78,7 +78,7 @@ def installed(node: ClusterNode) -> Iterator[None]:
         (page,) = [each.text for each in blocks() if each.page == PAGE and each.text.startswith(f"# {KUSTOMIZATION}")]
         overlay = yaml.safe_load(page.replace("REGISTRY/", "localhost/"))
         # kustomize takes no absolute path.
-        overlay["resources"] = [os.path.relpath(CONTROLLER, Path(directory).resolve())]
+        overlay["resources"] = [os.path.relpath(manifests, Path(directory).resolve())]
         overlay["patches"] = [{"target": {"kind": "Deployment"}, "patch": yaml.safe_dump(patch)}]
         Path(directory, KUSTOMIZATION).write_text(yaml.safe_dump(overlay))
         Path(directory, "packaging").symlink_to(SOURCES / "packaging")

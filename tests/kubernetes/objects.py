@@ -14,11 +14,14 @@ MIGRATION = PACKAGING / "meta-fuse-csi-plugin"
 DEVICE_PLUGIN = PACKAGING / "device-plugin"
 DEVICE_PLUGIN_CDI = PACKAGING / "device-plugin-cdi"
 CONTROLLER = PACKAGING / "controller"
+PROVISIONING = PACKAGING / "provisioning"
 CHART = PACKAGING / "chart"
 KUSTOMIZATION = "kustomization.yaml"
 EXAMPLES = sorted(path for path in (PACKAGING / "examples").glob("*.yaml") if path.name != KUSTOMIZATION)
 #: Of the kind VolumeTemplate.
 TEMPLATES = sorted(path for path in (PACKAGING / "templates").glob("*.yaml") if path.name != KUSTOMIZATION)
+#: Of the kind VolumeTemplate, which also create volumes.
+PROVISIONERS = sorted((PACKAGING / "provisioners").glob("*.yaml"))
 
 #: The first Kubernetes for which the driver is, the first one with sidecars, and the newest one with available schemas.
 OLDEST, SIDECARS, NEWEST = "1.25", "1.29", kubernetes_validate.latest_version()

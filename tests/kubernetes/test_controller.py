@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 import kubernetes_validate
 import pytest
 
-from fusermount3_controller import admission, cli, daemon, mount_pods, pod_annotations, rendering, volume_templates
+from fusermount3_controller import (
+    admission,
+    cli,
+    daemon,
+    mount_pods,
+    pod_annotations,
+    pod_volumes,
+    rendering,
+    volume_templates,
+)
 from fusermount3_controller.cluster_cache import _WATCHED
 from fusermount3_controller.pod_rules import SOCKET_VARIABLE
 from fusermount3_controller.served_volumes import Kind
@@ -20,13 +29,16 @@ from tests.kubernetes.objects import (
     CONTROLLER,
     KUSTOMIZATION,
     NEWEST,
+    PROVISIONING,
     Object,
     containers,
     definition,
     is_pulled_once,
     name_of,
+    objects,
     of_files,
     the,
+    validate,
 )
 from tests.kubernetes.rendered import OLD_DRIVER, rendered_by_helm, rendered_by_kustomize
 from tests.lab.commands import CommandFailed
@@ -129,12 +141,42 @@ def test_it_may_read_what_it_watches_and_write_what_is_its_own() -> None:
         (configurations, ["get", "patch"], [options()["configuration"]]),
     ]
     watched = {kind: each.resource._api_info for kind, each in _WATCHED.items()}
-    assert readable == {(each.resource.group, each.plural) for each in watched.values()}
+    provisioning = watched[Kind.POD_VOLUME]
+    assert readable == {(each.resource.group, each.plural) for each in watched.values() if each is not provisioning}
     assert watched.keys() == set(Kind)
     (rule,) = the("Role", OBJECTS)["rules"]
     assert (rule["resources"], rule["verbs"]) == (["secrets"], ["get", "patch"])
     assert rule["resourceNames"] == [SECRET["metadata"]["name"]]
     assert "data" not in SECRET and "stringData" not in SECRET
+
+
+def test_it_writes_volumes_only_if_it_is_to_create_them() -> None:
+    found = of_files([PROVISIONING / "rbac.yaml"])
+    assert [(rule["resources"], rule["verbs"]) for rule in the("ClusterRole", found)["rules"]] == [
+        ([pod_volumes.PLURAL], ["get", "list", "watch", "create", "delete", "patch"]),
+        ([f"{pod_volumes.PLURAL}/status"], ["patch"]),
+        (["persistentvolumes"], ["create", "delete", "patch"]),
+        (["persistentvolumeclaims/status"], ["patch"]),
+    ]
+    role = the("Role", found)
+    assert (role["metadata"]["namespace"], role["rules"]) == (
+        MOUNTS,
+        [{"apiGroups": [""], "resources": ["pods"], "verbs": ["patch"]}],
+    )
+    for each in found:
+        validate(each)
+    (patch,) = objects((PROVISIONING / KUSTOMIZATION).read_text())[0]["patches"]
+    assert "value: --provisioning" in patch["patch"]
+
+
+@pytest.mark.e2e
+def test_the_chart_creates_volumes_if_it_is_told_to(kustomize: Path, helm: Path) -> None:
+    ours = rendered_by_kustomize(kustomize, PROVISIONING)
+    del ours[f"Namespace {NAME}"]
+    settings = (*ENABLED, "--set=controller.provisioning=true")
+    enabled = rendered_by_helm(helm, *settings, release=NAME, namespace=NAME)
+    without = rendered_by_helm(helm, release=NAME, namespace=NAME)
+    assert enabled == ours | without
 
 
 def test_it_makes_pods_in_the_namespace_of_mount_pods_only() -> None:
@@ -268,6 +310,6 @@ def test_the_chart_refuses_what_can_not_work(helm: Path, settings: tuple[str, ..
         rendered_by_helm(helm, *ENABLED, *settings)
 
 
-@pytest.mark.parametrize("name", ["mountpodattachments.yaml", "volumetemplates.yaml"])
+@pytest.mark.parametrize("name", ["mountpodattachments.yaml", "podvolumes.yaml", "volumetemplates.yaml"])
 def test_the_chart_has_the_resources(name: str) -> None:
     assert (CHART / name).read_text() == (CONTROLLER / name).read_text()

@@ -27,7 +27,8 @@ NAMESPACES = "/api/v1/namespaces"
 PODS = "/api/v1/pods"
 ATTACHMENTS = "/apis/fusermount3-proxy.dev/v1alpha1/mountpodattachments"
 TEMPLATES = "/apis/fusermount3-proxy.dev/v1alpha1/volumetemplates"
-COLLECTIONS = (CLAIMS, VOLUMES, CLASSES, NAMESPACES, TEMPLATES, PODS, ATTACHMENTS)
+POD_VOLUMES = "/apis/fusermount3-proxy.dev/v1alpha1/podvolumes"
+COLLECTIONS = (CLAIMS, VOLUMES, CLASSES, NAMESPACES, TEMPLATES, PODS, ATTACHMENTS, POD_VOLUMES)
 
 
 #: When all objects are created.
@@ -114,8 +115,9 @@ class ApiServer:
         self.requests.append(request.path)
         if self.is_broken:
             return _status(500, "etcd is gone")
-        if request.path in COLLECTIONS:
+        if request.path in COLLECTIONS or request.path.endswith("/pods"):
             items = [each for path, each in self.objects.items() if _is_of(path, request.path)]
+            items = [each for each in items if _has_labels(each, request.query.get("labelSelector", ""))]
             metadata = {"resourceVersion": str(self._version)}
             await self.lists.wait()
             return _json({"kind": "List", "apiVersion": "v1", "metadata": metadata, "items": items})
@@ -123,6 +125,14 @@ class ApiServer:
         if request.path not in self.objects:
             return _status(404, "not found")
         return _json(self.objects[request.path])
+
+    async def _patch_plain(self, path: str, patch: Manifest) -> web.StreamResponse:
+        changed = _patched(self.objects[path], patch)
+        if changed["metadata"].get("deletionTimestamp") and not changed["metadata"].get("finalizers"):
+            await self.remove(path)
+        else:
+            await self.put(path, changed)
+        return _json(changed)
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
@@ -156,7 +166,12 @@ class ApiServer:
     async def _delete(self, request: web.Request) -> web.StreamResponse:
         if request.path not in self.objects:
             return _status(404, "not found")
-        await self.remove(request.path)
+        metadata = self.objects[request.path]["metadata"]
+        if metadata.get("finalizers"):
+            ending = {**metadata, "deletionTimestamp": CREATED}
+            await self.put(request.path, {**self.objects[request.path], "metadata": ending})
+        else:
+            await self.remove(request.path)
         return _json({"kind": "Status", "apiVersion": "v1"})
 
     async def _patch(self, request: web.Request) -> web.StreamResponse:
@@ -165,21 +180,46 @@ class ApiServer:
         if (path := request.path.removesuffix("/status")) != request.path:
             if path not in self.objects:
                 return _status(404, "not found")
-            status = self.objects[path].get("status", {}) | patch["status"]
-            status = {name: value for name, value in status.items() if value is not None}
+            version = patch.get("metadata", {}).get("resourceVersion")
+            if version not in (None, self.objects[path]["metadata"]["resourceVersion"]):
+                return _status(409, "the object has been modified")
+            status = _patched(self.objects[path].get("status", {}), patch["status"])
             await self.put(path, {**self.objects[path], "status": status})
             return _json(self.objects[path])
+        if request.path not in self.objects:
+            return _status(404, "not found")
         current = self.objects[request.path]
-        version = patch["metadata"].pop("resourceVersion")
+        metadata = patch.get("metadata", {})
+        version = metadata.pop("resourceVersion", None)
         await asyncio.sleep(0)  # another writer may come first
-        if version != current["metadata"]["resourceVersion"]:
+        if version not in (None, current["metadata"]["resourceVersion"]):
             return _status(409, "the object has been modified")
+        if "webhooks" not in patch and "data" not in patch:
+            return await self._patch_plain(request.path, patch)
         by_name = {each["name"]: each for each in patch.pop("webhooks", [])}
         changed = {**current, **patch, "metadata": current["metadata"]}
         if by_name:
             changed["webhooks"] = [_merged(each, by_name[each["name"]]) for each in current["webhooks"]]
         await self.put(request.path, changed)
         return _json(self.objects[request.path])
+
+
+def _has_labels(manifest: Manifest, selector: str) -> bool:
+    labels = manifest["metadata"].get("labels") or {}
+    return all(
+        labels.get(name) == value for name, _, value in (each.partition("=") for each in selector.split(",")) if name
+    )
+
+
+def _patched(value: Manifest, patch: Manifest) -> Manifest:
+    """Return what a merge patch (RFC 7396) makes of an object."""
+    result = dict(value)
+    for name, each in patch.items():
+        if each is None:
+            result.pop(name, None)
+        else:
+            result[name] = _patched(result.get(name) or {}, each) if isinstance(each, dict) else each
+    return result
 
 
 def _configuration(url: str) -> KubeConfig:

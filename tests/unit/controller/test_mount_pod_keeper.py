@@ -110,9 +110,10 @@ def test_a_user_gets_a_mount_pod_and_nothing_is_left_of_it(number: int) -> None:
             assert cluster.named(MOUNTS) == [f"{NAME}-0"]
             told = f"mount pod fuse-mounts/{NAME}-0 is to serve the volume"
             assert cluster.events() == [("MountPodCreated", told)]
+            started = "fusermount3_controller_mount_pod_start_seconds_sum 7.0"
+            await until(lambda: started in cluster.metrics.exposition().decode())
             exposition = cluster.metrics.exposition().decode()
             assert 'fusermount3_controller_mount_pods{phase="Served",template="s3"} 1.0' in exposition
-            assert "fusermount3_controller_mount_pod_start_seconds_sum 7.0" in exposition
             await cluster.api.remove(USER)
             await until(lambda: not cluster.named(MOUNTS) and not cluster.named(ATTACHMENTS))
 

@@ -127,7 +127,7 @@ def test_numbers_are_those_of_the_code() -> None:
 def test_the_page_says_what_does_not_exist() -> None:
     """Whoever adds a command that does more has to change the page."""
     assert set(cli.commands.commands) == {"render", "webhook"}
-    assert "nobody\nprovisions the volume of a claim" in PAGE
+    assert "a claim needs a PersistentVolume" in PAGE
 
 
 def test_what_it_says_of_mount_pods_is_so() -> None:
