@@ -10,7 +10,7 @@ from typing import Any
 from fusermount3_controller import pod_volumes, quantities, volume_templates
 from fusermount3_controller.expressions import ExpressionError, check_size
 from fusermount3_controller.faults import Fault, Invalid, quoted
-from fusermount3_controller.provisioning_fields import Mode, Provisioning
+from fusermount3_controller.provisioning_fields import Mode, Provisioning, capacity_faults
 from fusermount3_controller.rendering import DRIVER, TEMPLATE_LABEL, Manifest
 from fusermount3_controller.served_volumes import Known
 from fusermount3_controller.template_parameters import DRIVER_ATTRIBUTES, TEMPLATE_ATTRIBUTE
@@ -133,12 +133,7 @@ def _check(spec: Mapping[str, Any], requested: Mapping[str, int], allowed: Provi
         if each not in allowed.access_modes:
             faults.append(Fault("spec.accessModes", f"must be of {', '.join(allowed.access_modes)}, not {each}"))
     least, most = requested["minCapacity"], requested.get("maxCapacity")
-    if allowed.max_capacity and least > allowed.max_capacity:
-        why = f"a volume has at most {allowed.max_capacity} bytes, not {least}"
-        faults.append(Fault("spec.resources.requests.storage", why))
-    if allowed.min_capacity and least < allowed.min_capacity:
-        why = f"a volume has at least {allowed.min_capacity} bytes, not {least}"
-        faults.append(Fault("spec.resources.requests.storage", why))
+    faults += capacity_faults("spec.resources.requests.storage", least, allowed)
     if most is not None and most < least:
         faults.append(Fault("spec.resources.limits.storage", "is less than requests.storage"))
     if faults:

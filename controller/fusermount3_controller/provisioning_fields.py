@@ -3,7 +3,7 @@
 Only shared volumes have them: a sidecar's volume is whatever its pod says.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeVar
 
@@ -101,6 +101,14 @@ def parse(spec: Mapping[str, Any], parameters: frozenset[str], faults: list[Faul
         capacity=_capacity(given[Stage.CREATION], parameters, faults),
         pods=pods,
     )
+
+
+def capacity_faults(field: str, capacity: int | None, allowed: Provisioning) -> Iterator[Fault]:
+    """Yield what is wrong with the capacity of a volume, in bytes; None: it has none."""
+    if capacity is not None and allowed.max_capacity and capacity > allowed.max_capacity:
+        yield Fault(field, f"a volume has at most {allowed.max_capacity} bytes, not {capacity}")
+    if capacity is not None and allowed.min_capacity and capacity < allowed.min_capacity:
+        yield Fault(field, f"a volume has at least {allowed.min_capacity} bytes, not {capacity}")
 
 
 def _choices(parent: Mapping[str, Any], name: str, field: str, kind: type[_E], faults: list[Fault]) -> tuple[_E, ...]:

@@ -6,7 +6,7 @@ from decimal import ROUND_CEILING, Decimal
 from fusermount3_controller.faults import quoted
 
 #: k8s.io/apimachinery, resource.Quantity, without a sign.
-_QUANTITY = re.compile(r"([0-9]{1,18}(?:\.[0-9]{0,9})?)(m|[kMGTPE]|[KMGTPE]i)?")
+_QUANTITY = re.compile(r"([0-9]{1,18}(?:\.[0-9]{0,9})?)(m|[kMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,2})?")
 _SUFFIXES = {"m": Decimal("0.001"), None: Decimal(1)}
 _SUFFIXES |= {suffix: Decimal(1000) ** power for power, suffix in enumerate("kMGTPE", 1)}
 _SUFFIXES |= {f"{suffix}i": Decimal(1024) ** power for power, suffix in enumerate("KMGTPE", 1)}
@@ -17,7 +17,18 @@ def quantity(text: str) -> Decimal:
     match = _QUANTITY.fullmatch(text)
     if not match:
         raise ValueError(f"must be a quantity such as 250m or 1Gi, not {quoted(text)}")
-    return Decimal(match[1]) * _SUFFIXES[match[2]]
+    number, suffix = match[1], match[2]
+    if suffix and suffix not in _SUFFIXES:
+        return Decimal(f"{number}{suffix}")
+    return Decimal(number) * _SUFFIXES[suffix]
+
+
+def size_or_none(value: object) -> int | None:
+    """Return the bytes that a quantity stands for; None, if it is none."""
+    try:
+        return size(value)
+    except ValueError:
+        return None
 
 
 def size(value: object) -> int:

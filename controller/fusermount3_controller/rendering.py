@@ -11,7 +11,7 @@ from fusermount3_controller import expressions, pod_rules
 from fusermount3_controller.expressions import ExpressionError, Variable
 from fusermount3_controller.faults import Fault, Invalid
 from fusermount3_controller.pod_rules import MOUNTPOINT, SOCKET_DIRECTORY, SOCKET_VARIABLE
-from fusermount3_controller.quantities import size
+from fusermount3_controller.quantities import size_or_none
 from fusermount3_controller.volume_templates import VolumeTemplate
 
 Manifest = dict[str, Any]
@@ -23,8 +23,9 @@ DEFAULT_SOCKET = "fuse-csi-ephemeral.sock"
 
 #: The namespace of pods that serve a volume for others.
 SHARED_NAMESPACE = "fuse-mounts"
-#: The name of the driver's volume in such a pod.
-_SHARED_VOLUME = "volume"
+#: The name of the driver's volume in such a pod, and of the emptyDir with its socket: another one than that by which
+#: a volume of users is known to be served in their pod, for a mount pod can be a user.
+_SHARED_VOLUME, _SHARED_DIRECTORY = "volume", "fd-passing"
 #: Names the template in the labels of such a pod.
 TEMPLATE_LABEL = "fusermount3-proxy.dev/template"
 
@@ -94,6 +95,7 @@ def mount_pod(use: Use, node: str = "") -> Manifest:
         volume=_SHARED_VOLUME,
         template=use.template,
         parameters=use.parameters,
+        directory=_SHARED_DIRECTORY,
         fs_group=use.fs_group,
         persistent_volume=use.persistent_volume,
     )
@@ -160,10 +162,10 @@ def run(
 def staged(persistent_volume: Mapping[str, Any], node: str) -> dict[str, Variable]:
     """Return the variables of a volume on a node. What an inline volume does not have, yields nothing."""
     spec = persistent_volume.get("spec") or {}
-    claim, capacity = spec.get("claimRef"), (spec.get("capacity") or {}).get("storage")
+    claim = spec.get("claimRef")
     return {
         "accessModes": spec.get("accessModes"),
-        "capacity": None if capacity is None else size(capacity),
+        "capacity": size_or_none((spec.get("capacity") or {}).get("storage")),
         "handle": (spec.get("csi") or {}).get("volumeHandle"),
         "node": {"metadata": {"name": node}} if node else None,
         "pv": persistent_volume or None,

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from fusermount3_broker.messages.sharing_key import sharing_key
-from fusermount3_controller import label_selectors, served_volumes
+from fusermount3_controller import label_selectors, pod_volumes, served_volumes
 from fusermount3_controller.faults import Fault, Invalid
+from fusermount3_controller.provisioning_fields import Mode, VolumeMode, capacity_faults
+from fusermount3_controller.quantities import size_or_none
 from fusermount3_controller.rendering import DEFAULT_DIRECTORY, Use
 from fusermount3_controller.served_volumes import Known, Manifest, Named, namespace_of
 from fusermount3_controller.template_parameters import TEMPLATE_ATTRIBUTE
@@ -95,10 +97,28 @@ def _faults(pod: Manifest, use: Use, named: Named, known: Known) -> Iterator[Fau
     if named.is_inline and not sharing.allow_inline:
         why = f"the template '{use.template.name}' has not allowInline: name it in a PersistentVolume"
         yield Fault(f"{named.field}.{TEMPLATE_ATTRIBUTE}", why)
+    yield from _static_faults(use.template, named)
     labels = (known.namespaces.get(namespace, {}).get("metadata") or {}).get("labels") or {}
     if not label_selectors.matches(sharing.namespaces, labels):
         why = f"the template '{use.template.name}' is not for the namespace '{namespace}' (allowedNamespaces)"
         yield Fault(f"{named.field}.{TEMPLATE_ATTRIBUTE}", why)
+
+
+def _static_faults(template: VolumeTemplate, named: Named) -> Iterator[Fault]:
+    """Yield why the template is not for a PersistentVolume that an administrator has written."""
+    spec, allowed = named.volume.get("spec") or {}, template.provisioning
+    if not spec or pod_volumes.is_provisioned(named.volume):
+        return
+    where = f"PersistentVolume {named.persistent_volume}: spec"
+    if Mode.STATIC not in allowed.modes:
+        yield Fault(f"{where}.csi", f"the template '{template.name}' is only for volumes that it creates")
+    if (mode := spec.get("volumeMode") or VolumeMode.FILESYSTEM) not in allowed.volume_modes:
+        yield Fault(f"{where}.volumeMode", f"must be {' or '.join(allowed.volume_modes)}, not {mode}")
+    for each in spec.get("accessModes") or []:
+        if each not in allowed.access_modes:
+            yield Fault(f"{where}.accessModes", f"must be of {', '.join(allowed.access_modes)}, not {each}")
+    capacity = size_or_none((spec.get("capacity") or {}).get("storage"))
+    yield from capacity_faults(f"{where}.capacity.storage", capacity, allowed)
 
 
 def _shared(pod: Manifest, use: Use, named: Named) -> Shared:

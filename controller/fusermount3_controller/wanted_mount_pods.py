@@ -46,9 +46,9 @@ def wanted(pods: Iterable[Manifest], known: Known) -> Wanted:
 
 
 def may_use(pod: Manifest) -> bool:
-    """Return whether the pod is on a node, not finished, and no mount pod."""
+    """Return whether the pod is on a node, and not finished. A mount pod may use others' volumes, too."""
     is_finished = (pod.get("status") or {}).get("phase") in _FINISHED
-    return bool(pod["spec"].get("nodeName")) and not is_finished and not mount_pods.existing(pod)
+    return bool(pod["spec"].get("nodeName")) and not is_finished
 
 
 def _user(pod: Manifest) -> User:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fusermount3_broker.messages.sharing_key import sharing_key
 from fusermount3_controller import mount_pods, shared_volumes
+from fusermount3_controller.faults import Invalid
 from fusermount3_controller.mount_pods import Phase, User, existing
 from fusermount3_controller.served_volumes import Known, missing
 from fusermount3_controller.volume_templates import parse
@@ -31,6 +32,45 @@ from tests.unit.controller.samples import Manifest, claim, pod_of, shared, volum
 ATTRIBUTES = {"volumeTemplate": "s3", "bucket": "photos"}
 
 # Whom they serve
+
+
+def test_a_mount_pod_can_use_the_volume_of_another_one() -> None:
+    """Middleware: the program of one template works on files of another."""
+    manifest = shared("crypt")
+    pod_of(manifest)["volumes"] = [{"name": "base", "persistentVolumeClaim": {"claimName": "base"}}]
+    layers = Known(
+        {"s3": known().templates["s3"], "crypt": parse(manifest)},
+        {("team", "photos"): claim(volumeName="photos"), ("fuse-mounts", "base"): claim("base", volumeName="base")},
+        {"photos": volume(template="crypt"), "base": volume("base")},
+    )
+    upper = mount_of([user()], layers)
+    pod = mount_pod(upper)
+    pod["spec"]["nodeName"] = "n1"
+    mounts = wanted([user(), pod], layers).mounts.values()
+    assert {mount.shared.template.name: [each.name for each in mount.users] for mount in mounts} == {
+        "crypt": ["app"],
+        "s3": [f"{upper.name}-0"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({"provisioningModes": ["Dynamic"]}, "is only for volumes that it creates"),
+        ({"volumeValidation": {"volumeModes": ["Block"]}}, "spec.volumeMode: must be Block, not Filesystem"),
+        ({"volumeValidation": {"accessModes": ["ReadOnlyMany"]}}, "must be of ReadOnlyMany, not ReadWriteMany"),
+        ({"volumeValidation": {"minCapacity": "2Gi"}}, "at least 2147483648 bytes, not 1073741824"),
+        ({"volumeValidation": {"maxCapacity": "1e6"}}, "at most 1000000 bytes, not 1073741824"),
+    ],
+)
+def test_a_volume_that_exists_is_checked(spec: Manifest, says: str) -> None:
+    photos = volume()
+    photos["spec"] |= {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteMany"]}
+    cluster = known(**spec)._replace(volumes={"photos": photos})
+    with pytest.raises(Invalid, match=says):
+        shared_volumes.of_new_pod(user(), cluster)
+    photos["metadata"]["annotations"] = {"pv.kubernetes.io/provisioned-by": "csi.fusermount3-proxy.dev"}
+    assert shared_volumes.of_new_pod(user(), cluster)
 
 
 def test_pods_with_the_same_volume_on_a_node_share_a_pod() -> None:
@@ -248,7 +288,7 @@ def test_its_volume_offers_what_users_look_for() -> None:
     assert own == {
         "driver": "csi.fusermount3-proxy.dev",
         "volumeAttributes": {
-            "fdPassingEmptyDirName": "fuse-fd-passing",
+            "fdPassingEmptyDirName": "fd-passing",
             "mountOptions": "a,b=1,c",
             "share": mount.shared.key,
         },
