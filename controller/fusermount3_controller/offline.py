@@ -8,6 +8,7 @@ from fusermount3_controller import mount_pods, offline_volumes, shared_volumes, 
 from fusermount3_controller.faults import Invalid
 from fusermount3_controller.injection import inject
 from fusermount3_controller.manifests import check_pod, check_storage, name_of
+from fusermount3_controller.pod_volumes import PROVISIONED_BY
 from fusermount3_controller.rendering import DRIVER, Manifest
 from fusermount3_controller.served_volumes import Known
 from fusermount3_controller.template_parameters import TEMPLATE_ATTRIBUTE
@@ -129,7 +130,14 @@ def _made_up(known: Known, attributes: Mapping[str, str]) -> tuple[list[Given], 
     shared = {name: csi[name] for name, each in known.templates.items() if each.placement is Placement.SHARED}
     known = known._replace(
         claims={("default", name): {"spec": {"volumeName": name}} for name in shared},
-        volumes={name: {"spec": {"csi": {"volumeHandle": name, **each}}} for name, each in shared.items()},
+        # As one that was created for a claim: it can be whatever the template allows.
+        volumes={
+            name: {
+                "metadata": {"name": name, "annotations": {PROVISIONED_BY: DRIVER}},
+                "spec": {"csi": {"volumeHandle": name, **each}},
+            }
+            for name, each in shared.items()
+        },
         # Whoever asks for nothing but the template wants to see it, whomever it is for.
         templates={
             name: each._replace(sharing=each.sharing._replace(namespaces=())) for name, each in known.templates.items()

@@ -51,4 +51,14 @@ def test_its_numbers_are_those_of_the_code() -> None:
     assert all(run_results.is_handle(f"a{character}") for character in "@%+=:./_~-")
     for annotation in (pod_volumes.RETRY, pod_volumes.ABANDON):
         assert f"{annotation}=" in TEXT
-    assert f"| {len(S3.read_text().splitlines())} lines |" in PAGE
+    lines = {path.stem: len(path.read_text().splitlines()) for path in PROVISIONERS}
+    assert f"PaV: 127 | {lines['s3']} lines |" in PAGE
+    assert f"PaV: 85 | {lines['gocryptfs']} lines |" in PAGE
+
+
+def test_each_provisioner_is_listed_with_its_parameters() -> None:
+    found = {}
+    for path in PROVISIONERS:
+        parameters = ", ".join(yaml.safe_load(path.read_text())["spec"].get("parameters", {}))
+        found[f"[{path.stem}](../packaging/kubernetes/provisioners/{path.name})"] = parameters
+    assert dict(re.findall(r"^\| (\[\w+\]\(\S+\)) \| .*? \| ?(.*?) ?\|$", PAGE, re.MULTILINE)) == found
