@@ -16,7 +16,7 @@ these are the same; `wanted_mount_pods` says what has to run for them, `mount_po
 
 Volumes that are created for claims have an object of their own. `claims` says which claims ask for one, `pod_volumes`
 what is kept of it, and what its pods and its PersistentVolume are; `run_results` what such a pod has said, and
-`pod_volume_steps` what to do next.
+`pod_volume_steps` what to do next. `held_templates` keeps a template as long as it has volumes.
 
 `offline` and, for volumes of claims, `offline_volumes` do that with objects in files, which `manifests` reads and
 writes; `admission` with a pod that the API server is about to create. `faults` says what is wrong with a manifest, by

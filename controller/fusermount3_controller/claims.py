@@ -102,6 +102,8 @@ def _template(name: object, storage_class: str, known: Known) -> VolumeTemplate:
     template = known.templates.get(name)
     if template is None:
         raise Invalid([Fault(field, f"there is no VolumeTemplate {quoted(name)}")])
+    if template.is_ending:
+        raise Invalid([Fault(field, f"the VolumeTemplate '{name}' is being deleted")])
     if Mode.DYNAMIC not in template.provisioning.modes:
         why = f"the VolumeTemplate '{name}' creates no volumes: its provisioningModes have no Dynamic"
         raise Invalid([Fault(field, why)])

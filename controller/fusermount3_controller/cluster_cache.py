@@ -109,11 +109,12 @@ _GROUP, _, _VERSION = volume_templates.API_VERSION.partition("/")
 POD: Any = create_namespaced_resource("", "v1", "Pod", "pods")
 ATTACHMENT: Any = create_global_resource(_GROUP, _VERSION, mount_pods.ATTACHMENT, mount_pods.ATTACHMENTS)
 EVENT: Any = create_namespaced_resource("", "v1", "Event", "events")
+TEMPLATE: Any = create_global_resource(_GROUP, _VERSION, Kind.TEMPLATE, "volumetemplates")
 POD_VOLUME: Any = create_global_resource(_GROUP, _VERSION, pod_volumes.KIND, pod_volumes.PLURAL)
 CLAIM: Any = create_namespaced_resource("", "v1", Kind.CLAIM, "persistentvolumeclaims")
 VOLUME: Any = create_global_resource("", "v1", Kind.VOLUME, "persistentvolumes")
 _WATCHED = {
-    Kind.TEMPLATE: _Watched(create_global_resource(_GROUP, _VERSION, Kind.TEMPLATE, "volumetemplates"), _template),
+    Kind.TEMPLATE: _Watched(TEMPLATE, _template),
     Kind.CLAIM: _Watched(CLAIM, _claim, namespaced=True),
     Kind.VOLUME: _Watched(VOLUME, _volume),
     Kind.CLASS: _Watched(create_global_resource("storage.k8s.io", "v1", Kind.CLASS, "storageclasses"), _class),

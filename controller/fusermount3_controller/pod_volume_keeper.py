@@ -16,8 +16,25 @@ from lightkube import ApiError, AsyncClient
 from lightkube.types import PatchType
 
 from fusermount3_broker.messages.untrusted_text import visible
-from fusermount3_controller import claims, events, pod_volume_steps, pod_volumes, run_results, volume_templates
-from fusermount3_controller.cluster_cache import ATTACHMENT, CLAIM, EVENT, POD, POD_VOLUME, VOLUME, ClusterCache
+from fusermount3_controller import (
+    claims,
+    events,
+    held_templates,
+    pod_volume_steps,
+    pod_volumes,
+    run_results,
+    volume_templates,
+)
+from fusermount3_controller.cluster_cache import (
+    ATTACHMENT,
+    CLAIM,
+    EVENT,
+    POD,
+    POD_VOLUME,
+    TEMPLATE,
+    VOLUME,
+    ClusterCache,
+)
 from fusermount3_controller.controller_metrics import Metrics
 from fusermount3_controller.events import Involved
 from fusermount3_controller.faults import Invalid
@@ -72,6 +89,8 @@ class PodVolumeKeeper:
         self._metrics = metrics
         self._namespace = namespace
         self._told: set[tuple[str, str]] = set()
+        #: How many volumes templates have, once all say so.
+        self._held: Counter[str] | None = None
 
     async def keep(self, interval: float = INTERVAL) -> NoReturn:
         """Look whenever something is heard, when a time has come, and from time to time."""
@@ -116,6 +135,7 @@ class PodVolumeKeeper:
         limit = asyncio.Semaphore(_AT_ONCE)
         await asyncio.gather(*(_limited(each, limit) for each in todo))
         await self._remove_orphans(known)
+        await self._hold_templates(Counter(str(each.spec.get("volumeTemplate")) for each in volumes), now)
         return due
 
     def _decided(self, volumes: list[PodVolume], now: datetime.datetime) -> list[tuple[PodVolume, Step]]:
@@ -233,9 +253,9 @@ class PodVolumeKeeper:
                 with _already(_NOT_FOUND):
                     await client.delete(POD, pod.name, namespace=self._namespace)
             case SetStatus(status, event):
-                self._count(view, status)
                 patch = {"metadata": _precondition(volume), "status": pod_volumes.status_manifest(status)}
                 await client.patch(POD_VOLUME.Status, volume.name, patch, patch_type=PatchType.MERGE)
+                self._count(view, status)
                 if event:
                     await self._tell(_involved(view), event, now)
             case CreatePersistentVolume():
@@ -300,6 +320,28 @@ class PodVolumeKeeper:
                 with _already(_NOT_FOUND):
                     await self._client.delete(VOLUME, name)
                 await self._release(await self._got(VOLUME, name) or existing)
+
+    async def _hold_templates(self, volumes: Counter[str], now: datetime.datetime) -> None:
+        """Have templates say how many volumes they have, and keep those that have any."""
+        is_any_ending = any(each.is_ending for each in self._cache.known().templates.values())
+        if volumes == self._held and not is_any_ending:
+            return
+        complete = True
+        async for each in self._client.list(TEMPLATE):
+            template = held_templates.parse(each.to_dict())
+            number = volumes[template.name]
+            for patch, of_status in held_templates.patches(template, number):
+                complete = False
+                with _already(_CONFLICT):
+                    resource = TEMPLATE.Status if of_status else TEMPLATE
+                    await self._client.patch(resource, template.name, patch, patch_type=PatchType.MERGE)
+            if text := held_templates.message(template, number):
+                complete = False
+                involved = Involved(
+                    volume_templates.API_VERSION, volume_templates.KIND, "", template.name, template.uid
+                )
+                await self._tell(involved, Event(held_templates.HELD, text), now)
+        self._held = volumes if complete else None
 
     # What is told
 

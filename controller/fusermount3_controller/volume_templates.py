@@ -70,7 +70,7 @@ SHARING_FIELDS = ("allowInline", "allowedNamespaces", "idleSeconds", "identity",
 class VolumeTemplate(NamedTuple):
     """A template that can be used; `pod` is the pod template of its program, with expressions in it.
 
-    `generation` is the API server's: another one for each change.
+    `generation` is the API server's: another one for each change. `is_ending`: it goes when it has no volume any more.
     """
 
     name: str
@@ -80,6 +80,7 @@ class VolumeTemplate(NamedTuple):
     sharing: Sharing = Sharing()
     provisioning: Provisioning = Provisioning()
     generation: int = 0
+    is_ending: bool = False
 
 
 def parse(manifest: Mapping[str, Any]) -> VolumeTemplate:
@@ -123,6 +124,7 @@ def parse(manifest: Mapping[str, Any]) -> VolumeTemplate:
         sharing=sharing,
         provisioning=provisioning,
         generation=generation if isinstance(generation, int) else 0,
+        is_ending=bool(metadata.get("deletionTimestamp")),
     )
 
 

@@ -154,6 +154,7 @@ def test_it_writes_volumes_only_if_it_is_to_create_them() -> None:
     found = of_files([PROVISIONING / "rbac.yaml"])
     assert [(rule["resources"], rule["verbs"]) for rule in the("ClusterRole", found)["rules"]] == [
         ([pod_volumes.PLURAL], ["get", "list", "watch", "create", "delete", "patch"]),
+        (["volumetemplates", "volumetemplates/status"], ["patch"]),
         ([f"{pod_volumes.PLURAL}/status"], ["patch"]),
         (["persistentvolumes"], ["create", "delete", "patch"]),
         (["persistentvolumeclaims/status"], ["patch"]),

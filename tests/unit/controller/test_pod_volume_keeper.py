@@ -11,6 +11,7 @@ import pytest
 
 from fusermount3_controller.cluster_cache import ClusterCache
 from fusermount3_controller.controller_metrics import Metrics
+from fusermount3_controller.held_templates import FINALIZER
 from fusermount3_controller.pod_volume_keeper import PodVolumeKeeper
 from fusermount3_controller.pod_volumes import ABANDON
 from tests.unit.controller.api_server import CLASSES, POD_VOLUMES, TEMPLATES, VOLUMES, ApiServer
@@ -42,6 +43,9 @@ class Cluster:
         await self.api.put(f"{TEMPLATES}/s3", template)
         await self.api.put(f"{CLASSES}/s3", storage_class(**fields))
         await self.api.put(CLAIM, asked or claim())
+
+    def template(self) -> Manifest:
+        return self.api.objects[f"{TEMPLATES}/s3"]
 
     def pods(self) -> list[Manifest]:
         return [each for path, each in self.api.objects.items() if path.startswith(MOUNTS)]
@@ -110,16 +114,22 @@ def test_a_claim_gets_a_volume_and_nothing_is_left_of_it(number: int) -> None:
             }
             assert spec["claimRef"]["uid"] == "1" and spec["persistentVolumeReclaimPolicy"] == "Delete"
             await until(lambda: not cluster.pods())
-            await cluster.api.remove(f"{TEMPLATES}/s3")
+            await until(lambda: cluster.template().get("status") == {"volumes": 1})
+            await until(lambda: cluster.template()["metadata"].get("finalizers") == [FINALIZER])
+            metadata = {**cluster.template()["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
+            await cluster.set(f"{TEMPLATES}/s3", metadata=metadata)
             await cluster.api.remove(f"{CLASSES}/s3")
+            await until(lambda: "VolumeTemplateHasVolumes" in cluster.events())
             await cluster.release()
             await until(lambda: bool(cluster.pods()))
             (pod,) = cluster.pods()
             assert pod["spec"]["containers"][0]["args"] == ["rb", "bucket-7"]
             await cluster.end()
             await until(cluster.is_empty)
+            await until(lambda: f"{TEMPLATES}/s3" not in cluster.api.objects)
         assert cluster.ran == ["volumeCreation Succeeded", "volumeDeletion Succeeded"]
-        assert cluster.events() == {"Provisioning", "ProvisioningSucceeded", "VolumeDeleted"}
+        told = {"Provisioning", "ProvisioningSucceeded", "VolumeDeleted", "VolumeTemplateHasVolumes"}
+        assert cluster.events() == told
         exposition = cluster.metrics.exposition().decode()
         assert 'pod_runs_total{result="succeeded",stage="volumeCreation"} 1.0' in exposition
 
