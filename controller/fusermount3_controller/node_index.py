@@ -30,7 +30,7 @@ class NodeIndex:
         return {*self._users, *self._attachments}
 
     def users(self, node: str) -> list[Manifest]:
-        """Return the pods on the node that are no mount pods."""
+        """Return the pods on the node; of mount pods, those that have others' volumes."""
         return list(self._users.get(node, {}).values())
 
     def attachments(self, node: str) -> list[Manifest]:
@@ -57,7 +57,7 @@ class NodeIndex:
             _put(self._mount_pods, existing.base, key, existing if is_there else None)
             if node := self._nodes.get(existing.base):
                 yield node
-        elif node := pod["spec"].get("nodeName"):
+        if (node := pod["spec"].get("nodeName")) and (not existing or _has_claims(pod)):
             _put(self._users, node, key, pod if is_there else None)
             yield node
 
@@ -69,6 +69,10 @@ class NodeIndex:
         else:
             self._nodes.pop(name, None)
         yield node
+
+
+def _has_claims(pod: Manifest) -> bool:
+    return any("persistentVolumeClaim" in each for each in pod["spec"].get("volumes") or [])
 
 
 def _put(groups: dict[str, dict[Any, Any]], group: str, key: object, value: object) -> None:

@@ -89,6 +89,16 @@ def test_an_event_concerns_the_node_on_which_it_is() -> None:
     assert index.nodes() == set()
 
 
+def test_a_mount_pod_with_a_claim_is_a_user_too() -> None:
+    index, middleware = NodeIndex(), serving(mount("n1", None))
+    middleware["spec"]["nodeName"] = "n1"
+    list(index.change(Kind.POD, None, middleware))
+    assert index.users("n1") == []
+    middleware["spec"]["volumes"].append({"name": "base", "persistentVolumeClaim": {"claimName": "base"}})
+    assert "n1" in list(index.change(Kind.POD, None, middleware))
+    assert index.users("n1") == [middleware]
+
+
 def test_a_pod_without_a_node_concerns_none() -> None:
     index, waits = NodeIndex(), user()
     del waits["spec"]["nodeName"]

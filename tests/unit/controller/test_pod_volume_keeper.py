@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import datetime
 from typing import TYPE_CHECKING
 
 import pytest
+from lightkube import ApiError
 
+from fusermount3_controller import pod_volumes
 from fusermount3_controller.cluster_cache import ClusterCache
 from fusermount3_controller.controller_metrics import Metrics
 from fusermount3_controller.held_templates import FINALIZER
 from fusermount3_controller.pod_volume_keeper import PodVolumeKeeper
+from fusermount3_controller.pod_volume_steps import Finish, SetStatus, View
 from fusermount3_controller.pod_volumes import ABANDON
 from tests.unit.controller.api_server import CLASSES, POD_VOLUMES, TEMPLATES, VOLUMES, ApiServer
 from tests.unit.controller.test_cluster_cache import until
-from tests.unit.controller.volumes import claim, dynamic, storage_class
+from tests.unit.controller.volumes import claim, dynamic, known, manifest_of, storage_class
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -252,5 +256,24 @@ def test_a_volume_grows_with_its_claim() -> None:
             await until(lambda: cluster.api.objects[VOLUME]["spec"]["capacity"] == size)
             await until(lambda: cluster.api.objects[CLAIM]["status"].get("capacity") == size)
         assert "VolumeResizeSuccessful" in cluster.events()
+
+    asyncio.run(run())
+
+
+def test_a_status_is_written_only_on_what_it_was_decided() -> None:
+    async def run() -> None:
+        cluster = Cluster()
+        manifest = manifest_of(known())
+        await cluster.api.put(POD_VOLUME, manifest)
+        stale = pod_volumes.parse(cluster.api.objects[POD_VOLUME])
+        await cluster.set(POD_VOLUME, status={"phase": "Creating"})
+        async with cluster.api.client() as client:
+            keeper = PodVolumeKeeper(client, ClusterCache(client, provisioning=True), cluster.metrics, "fuse-mounts")
+            now = datetime.datetime.now(datetime.UTC)
+            for step in (SetStatus(stale.status), Finish()):
+                ending = stale._replace(is_ending=True)
+                with pytest.raises(ApiError, match="has been modified"):
+                    await keeper._do(View(ending), step, now)
+        assert cluster.api.objects[POD_VOLUME]["status"] == {"phase": "Creating"}
 
     asyncio.run(run())
