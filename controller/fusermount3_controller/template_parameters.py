@@ -12,7 +12,7 @@ from fusermount3_controller.faults import Fault, object_in, quoted, unknown_in
 DRIVER_ATTRIBUTES = frozenset(
     (
         *("allowOther", "fdPassingEmptyDirName", "fdPassingSocketName", "mountOptions", "mountTiming", "oldClients"),
-        *("capacity", "share"),
+        *("share", "shareCapacity"),
     )
 )
 #: The attribute that names the template.

@@ -96,7 +96,7 @@ def publish(request: csi_pb2.NodePublishVolumeRequest, settings: Settings) -> cs
         why = f"'{TEMPLATE}' and a CSIDriver with podInfoOnMount: a mount pod offers the device"
         raise Refusal(INVALID_ARGUMENT, f"a volume with volumeMode Block needs the attribute {why}")
     if attributes.capacity and not attributes.share:
-        raise Refusal(INVALID_ARGUMENT, f"volumeAttributes: 'capacity' is for volumes with '{SHARE}'")
+        raise Refusal(INVALID_ARGUMENT, f"volumeAttributes: 'shareCapacity' is for volumes with '{SHARE}'")
     return csi.Publish(
         number=0,
         id=volume_id,
@@ -386,5 +386,5 @@ ATTRIBUTES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "allowOther": ("allow_other", _boolean),
     "oldClients": ("old_clients", _boolean),
     SHARE: ("share", _key),
-    "capacity": ("capacity", _bytes),
+    "shareCapacity": ("capacity", _bytes),
 }

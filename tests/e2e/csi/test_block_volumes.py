@@ -142,7 +142,7 @@ def logs(running: Pod) -> str:
 
 def test_a_pod_has_the_device_of_its_mount_pod(cluster: Cluster, disk: Path, tmp_path: Path) -> None:
     kubelet = cluster.kubelet
-    with kubelet.pod(mount_pod(offer(disk), capacity=f"{loop.SIZE}")) as serving, block_pod(kubelet) as one:
+    with kubelet.pod(mount_pod(offer(disk), shareCapacity=f"{loop.SIZE}")) as serving, block_pod(kubelet) as one:
         assert one.number() == disk.stat().st_rdev
         assert one.run("head -c 5 /dev/disk; printf world | dd of=/dev/disk conv=fsync 2>/dev/null") == "hello"
         assert (tmp_path / "disk").read_bytes()[:5] == b"world"
@@ -187,7 +187,10 @@ def test_a_node_that_the_pod_has_only_made_is_a_key_to_nothing(cluster: Cluster,
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        (lambda disk: mount_pod(offer(disk), capacity="2097152"), "the device has 1048576 bytes, and the volume must"),
+        (
+            lambda disk: mount_pod(offer(disk), shareCapacity="2097152"),
+            "the device has 1048576 bytes, and the volume must",
+        ),
         (lambda _: mount_pod(offer(Path("/dev/null"))), "can't offer the device: Block device required"),
         (lambda disk: mount_pod(offer(disk, "--nonsense")), "exactly one device is required"),
     ],
