@@ -148,10 +148,10 @@ def test_a_pod_has_the_device_of_its_mount_pod(cluster: Cluster, disk: Path, tmp
         assert (tmp_path / "disk").read_bytes()[:5] == b"world"
         (usage,) = kubelet.plugin.stats(HANDLE, one.target).usage
         assert (usage.unit, usage.total, usage.available) == (csi.VolumeUsage.BYTES, loop.SIZE, 0)
-        unused = ["fusermount3-proxy", "--wait-unused", "--timeout", "0"]
-        assert serving["starter"].exec(unused, check=False).returncode == 1
         with block_pod(kubelet, read_only=True) as other:
             assert other.run("head -c 5 /dev/disk") == "world"
+        unused = ["fusermount3-proxy", "--wait-unused", "--timeout", "0"]
+        assert serving["starter"].exec(unused, check=False).returncode == 1
         one.publish()
         assert one.number() == disk.stat().st_rdev
 
