@@ -8,6 +8,9 @@ import signal
 
 import pytest
 
+#: Wherever a test waits for the fuzz engine, it runs beside the session; a session of several processes has one.
+pytest_plugins = ["tests.fuzz.background"]
+
 #: `make site-check` runs these, before each release: they need a browser. pytest ignores no directory that it is told.
 collect_ignore = ["site"]
 

@@ -3,15 +3,46 @@
 from __future__ import annotations
 
 import base64
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.conftest import wait_until
-from tests.fuzz.conftest import Background, awaits_the_engine
+from tests.fuzz.background import AWAITING, Background, awaits_the_engine, wait
 from tests.fuzz.runner import CORPUS, LEAST, fuzz
 from tests.fuzz.targets import TARGETS
+
+ROOT = Path(__file__).parents[2]
+
+
+#: A plugin that is `tests.fuzz.background`, with another command.
+COUNTING = """
+import subprocess
+from pathlib import Path
+from tests.fuzz.background import *
+from tests.fuzz import background
+real = subprocess.Popen
+def counted(command, **options):
+    with Path("started").open("a") as file:
+        file.write("x")
+    return real(["echo", "said"], **{**options, "cwd": None})
+background.subprocess = type("Counted", (), {"Popen": staticmethod(counted)})
+"""
+WAITING = """
+import pytest
+from tests.fuzz.background import directory_of, wait
+
+@pytest.fixture
+def fuzzing_in_background(request):
+    return directory_of(request.config)
+
+def test_the_engine_finds_nothing(fuzzing_in_background):
+    assert wait(fuzzing_in_background) == (0, "said\\n")
+"""
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -40,6 +71,7 @@ def test_an_input_that_fails_is_found_and_told(tmp_path: Path) -> None:
 def test_an_engine_that_is_ended_early_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     engine = Background()
+    engine.start()
     wait_until(lambda: any(tmp_path.glob("**/words")), 60)
     engine.end()
     assert list(tmp_path.iterdir()) == []
@@ -48,11 +80,34 @@ def test_an_engine_that_is_ended_early_leaves_no_file(tmp_path: Path, monkeypatc
 def test_no_test_elsewhere_starts_the_engine(request: pytest.FixtureRequest) -> None:
     awaiting = {item.path for item in request.session.items if awaits_the_engine(item)}
     assert awaiting <= {Path(__file__)}
+    assert f"::{test_the_engine_finds_nothing.__name__}" == AWAITING
+
+
+def test_several_processes_have_one_engine(tmp_path: Path) -> None:
+    """A session of two processes, whose plugin counts instead of fuzzing."""
+    (tmp_path / "counting.py").write_text(COUNTING)
+    (tmp_path / "test_it.py").write_text(WAITING)
+    (tmp_path / "test_other.py").write_text("def test_something(): pass\n")
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "counting",
+        "-n2",
+        "-p",
+        "no:cacheprovider",
+        f"--rootdir={tmp_path}",
+    ]
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "PYTEST_ADDOPTS": ""}
+    result = subprocess.run([*command, "."], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert (tmp_path / "started").read_text() == "x"
 
 
 @pytest.mark.long
-def test_the_engine_finds_nothing(fuzzing_in_background: Background) -> None:
-    status, said = fuzzing_in_background.wait()
+def test_the_engine_finds_nothing(fuzzing_in_background: Path) -> None:
+    status, said = wait(fuzzing_in_background)
     assert status == 0, said
     tried = dict(re.findall(r"^(\w+) +(\d+) inputs", said, re.MULTILINE))
     assert tried.keys() == TARGETS.keys(), said
