@@ -17,6 +17,7 @@ from lightkube.generic_resource import create_global_resource, create_namespaced
 
 from fusermount3_controller import claims, kept_pods, mount_pods, pod_volumes, volume_templates
 from fusermount3_controller.faults import Invalid
+from fusermount3_controller.packing import packed, unpacked
 from fusermount3_controller.rendering import DRIVER
 from fusermount3_controller.served_volumes import Kind, Known, Reference
 from fusermount3_controller.volume_templates import VolumeTemplate
@@ -36,7 +37,8 @@ _log = logging.getLogger(__name__)
 #: A claim's namespace and name; the name of all others.
 Key = tuple[str, str] | str
 Objects = Mapping[Kind, Mapping[Any, Any]]
-#: Is told the kind of an object, and what was kept of it before and is after; None, if there was or is none.
+#: Is told the kind of an object, and what was kept of it before and is after; None, if there was or is none. Pods and
+#: MountPodAttachments are packed.
 Listener = Callable[[Kind, Any, Any], None]
 
 
@@ -82,9 +84,14 @@ def _namespace(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"metadata": {"labels": (manifest.get("metadata") or {}).get("labels") or {}}}
 
 
-def _attachment(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+def _pod(manifest: Mapping[str, Any]) -> bytes | None:
+    kept = kept_pods.kept(manifest)
+    return None if kept is None else packed(kept)
+
+
+def _attachment(manifest: Mapping[str, Any]) -> bytes:
     metadata = _some(manifest.get("metadata"), "name", "uid")
-    return {"metadata": metadata, **{name: manifest.get(name) or {} for name in ("spec", "status")}}
+    return packed({"metadata": metadata, **{name: manifest.get(name) or {} for name in ("spec", "status")}})
 
 
 def _pod_volume(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -118,7 +125,7 @@ _WATCHED = {
     Kind.CLAIM: _Watched(CLAIM, _claim, namespaced=True),
     Kind.VOLUME: _Watched(VOLUME, _volume),
     Kind.CLASS: _Watched(create_global_resource("storage.k8s.io", "v1", Kind.CLASS, "storageclasses"), _class),
-    Kind.POD: _Watched(POD, kept_pods.kept, namespaced=True),
+    Kind.POD: _Watched(POD, _pod, namespaced=True),
     Kind.ATTACHMENT: _Watched(ATTACHMENT, _attachment),
     Kind.NAMESPACE: _Watched(create_global_resource("", "v1", Kind.NAMESPACE, "namespaces"), _namespace),
     Kind.POD_VOLUME: _Watched(POD_VOLUME, _pod_volume),
@@ -135,8 +142,8 @@ class ClusterCache:
         self._objects: dict[Kind, dict[Key, Any]] = {kind: {} for kind in _WATCHED}
         self._listed: dict[Kind, float] = {}
         self._listeners: list[Listener] = []
-        #: The versions of what watches have told since the last list began.
-        self._heard: dict[Kind, dict[Key, int]] = {kind: {} for kind in _WATCHED}
+        #: Of the kinds that are being listed, the versions of what watches have told meanwhile.
+        self._heard: dict[Kind, dict[Key, int]] = {}
 
     def is_full(self) -> bool:
         """Return whether all kinds have been listed once."""
@@ -155,8 +162,8 @@ class ClusterCache:
         self._listeners.append(listener)
 
     def objects(self, kind: Kind) -> list[Any]:
-        """Return what is kept of all objects of a kind."""
-        return list(self._objects[kind].values())
+        """Return what is kept of all objects of a kind, unpacked."""
+        return [unpacked(each) if isinstance(each, bytes) else each for each in self._objects[kind].values()]
 
     def known(self) -> Known:
         return _known(self._objects)
@@ -233,10 +240,13 @@ class ClusterCache:
         objects, listed = self._objects[kind], dict[Key, Any]()
         heard = self._heard[kind] = {}
         found = self._client.list(resource, chunk_size=_CHUNK, **_everywhere(namespaced))
-        async for each in found:
-            key, after = _key_of(each), kept(each)
-            # One of two that are equal is enough, for there are many.
-            listed[key] = before if (before := objects.get(key)) == after else after
+        try:
+            async for each in found:
+                key, after = _key_of(each), kept(each)
+                # One of two that are equal is enough, for there are many.
+                listed[key] = before if (before := objects.get(key)) == after else after
+        finally:
+            del self._heard[kind]
         version = int(found.resourceVersion)
         for key in objects.keys() | listed.keys():
             if heard.get(key, 0) <= version:
@@ -250,7 +260,8 @@ class ClusterCache:
         async with contextlib.aclosing(events):
             async for event, each in events:
                 key = _key_of(each)
-                self._heard[kind][key] = int(each["metadata"]["resourceVersion"])
+                if kind in self._heard:
+                    self._heard[kind][key] = int(each["metadata"]["resourceVersion"])
                 self._keep(kind, key, None if event == "DELETED" else kept(each))
         raise AssertionError("no watch ends")
 

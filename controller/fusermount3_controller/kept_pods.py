@@ -1,6 +1,5 @@
 """What the cache keeps of a pod: a cluster has many, and most have nothing to do with our volumes. Pure."""
 
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -8,13 +7,6 @@ from fusermount3_controller import mount_pods, pod_volumes
 from fusermount3_controller.pod_rules import CONTAINER
 from fusermount3_controller.served_volumes import is_inline
 
-#: Fields of which many pods have the same text: one copy is kept.
-_REPEATED = frozenset(
-    (
-        *("claimName", "creationTimestamp", "lastTransitionTime", "namespace", "nodeName", "phase"),
-        *("serviceAccountName", "status", "type"),
-    )
-)
 #: The kinds whose pods are ours.
 _OWNERS = (mount_pods.ATTACHMENT, pod_volumes.KIND)
 
@@ -31,7 +23,8 @@ def kept(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
     of_status = _some(status, ("phase", "reason", "message"))
     if context := _some(spec.get("securityContext"), ("fsGroup",)):
         of_spec["securityContext"] = context
-    of_spec["volumes"] = [each for each in volumes if len(each) > 1]
+    if not mount_pods.existing(pod):
+        of_spec["volumes"] = [each for each in volumes if len(each) > 1]
     conditions = ("PodScheduled", "Ready") if owners else ("PodScheduled",)
     of_status["conditions"] = [
         _some(each, ("type", "status", "reason", "message", "lastTransitionTime"))
@@ -53,7 +46,7 @@ def kept(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def _volume(volume: Mapping[str, Any]) -> dict[str, Any]:
     """Return the volume, with its name only if it is of a kind that does not count."""
-    result: dict[str, Any] = {"name": sys.intern(str(volume.get("name")))}
+    result = {"name": volume.get("name")}
     if volume.get("emptyDir") is not None:
         result["emptyDir"] = {}
     elif is_inline(volume):
@@ -68,10 +61,4 @@ def _volume(volume: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _some(value: Mapping[str, Any] | None, names: Iterable[str]) -> dict[str, Any]:
-    if not value:
-        return {}
-    found = {name: value[name] for name in names if value.get(name) is not None}
-    for name in _REPEATED & found.keys():
-        if isinstance(found[name], str):
-            found[name] = sys.intern(found[name])
-    return found
+    return {name: value[name] for name in names if value.get(name) is not None} if value else {}

@@ -71,7 +71,7 @@ PURE_LIBRARIES_IN_CONTROLLER = {
         "json",
         "posixpath",
     ),
-    *("re", "shlex", "sys", "types", "typing"),
+    *("re", "shlex", "types", "typing"),
     *("cryptography", "jinja2", "jsonpatch", "re2", "yaml"),
 }
 #: All that the controller imports of the broker, besides its messages, and of the proxy.

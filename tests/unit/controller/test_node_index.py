@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from fusermount3_controller import mount_pods
 from fusermount3_controller.mount_pod_steps import steps
 from fusermount3_controller.node_index import NodeIndex
+from fusermount3_controller.packing import packed
 from fusermount3_controller.served_volumes import Kind
 from fusermount3_controller.wanted_mount_pods import wanted
 from tests.unit.controller.cluster import NOW, ending, failed, found, known, mount_of, mount_pod, serving, user
@@ -58,8 +59,8 @@ def test_all_nodes_together_are_the_cluster(changes: list[tuple[int, bool]]) -> 
     there: dict[int, tuple[Kind, Manifest]] = {}
     for number, stays in changes:
         kind, manifest = OBJECTS[number]
-        before = manifest if number in there else None
-        list(index.change(kind, before, manifest if stays else None))
+        before, after = packed(manifest) if number in there else None, packed(manifest) if stays else None
+        list(index.change(kind, before, after))
         there.pop(number, None)
         if stays:
             there[number] = OBJECTS[number]
@@ -78,30 +79,35 @@ def test_all_nodes_together_are_the_cluster(changes: list[tuple[int, bool]]) -> 
 
 def test_an_event_concerns_the_node_on_which_it_is() -> None:
     index = NodeIndex()
-    served, app = serving(mount("n1", None)), _user("app", "n1", None)
+    app, served, ends = (packed(each) for each in (_user("app", "n1", None), _served(), ending(_served())))
+    attached = packed(attachment("n1", None))
     assert list(index.change(Kind.POD, None, app)) == ["n1"]
-    assert list(index.change(Kind.ATTACHMENT, None, attachment("n1", None))) == ["n1"]
+    assert list(index.change(Kind.ATTACHMENT, None, attached)) == ["n1"]
     assert list(index.change(Kind.POD, None, served)) == ["n1"]
-    assert set(index.change(Kind.POD, served, ending(served))) == {"n1"}
+    assert set(index.change(Kind.POD, served, ends)) == {"n1"}
     assert list(index.change(Kind.TEMPLATE, None, object())) == []
     assert list(index.change(Kind.POD, app, None)) == ["n1"]
-    assert list(index.change(Kind.ATTACHMENT, attachment("n1", None), None)) == ["n1"]
+    assert list(index.change(Kind.ATTACHMENT, attached, None)) == ["n1"]
     assert index.nodes() == set()
 
 
 def test_a_mount_pod_with_a_claim_is_a_user_too() -> None:
     index, middleware = NodeIndex(), serving(mount("n1", None))
     middleware["spec"]["nodeName"] = "n1"
-    list(index.change(Kind.POD, None, middleware))
+    list(index.change(Kind.POD, None, packed(middleware)))
     assert index.users("n1") == []
     middleware["spec"]["volumes"].append({"name": "base", "persistentVolumeClaim": {"claimName": "base"}})
-    assert "n1" in list(index.change(Kind.POD, None, middleware))
+    assert "n1" in list(index.change(Kind.POD, None, packed(middleware)))
     assert index.users("n1") == [middleware]
+
+
+def _served() -> Manifest:
+    return serving(mount("n1", None))
 
 
 def test_a_pod_without_a_node_concerns_none() -> None:
     index, waits = NodeIndex(), user()
     del waits["spec"]["nodeName"]
-    assert list(index.change(Kind.POD, None, waits)) == []
-    assert list(index.change(Kind.POD, waits, user())) == ["n1"]
-    assert [each["spec"]["nodeName"] for each in index.users("n1")] == ["n1"]
+    assert list(index.change(Kind.POD, None, packed(waits))) == []
+    assert list(index.change(Kind.POD, packed(waits), packed(user()))) == ["n1"]
+    assert index.users("n1") == [user()]

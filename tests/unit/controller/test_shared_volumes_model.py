@@ -298,14 +298,17 @@ class SharedVolumes(RuleBasedStateMachine):
         upgrade=st.sampled_from(["OnIdle", "Replace"]),
         idle=st.sampled_from([0, 100]),
         users=st.lists(st.sampled_from(PLACES), max_size=2),
-        then=st.sampled_from(["", "edit", "wait and edit"]),
+        then=st.sampled_from(["begin", "", "edit", "wait and edit"]),
     )
     def begin(self, upgrade: str, idle: int, users: list[tuple[str, int | None]], then: str) -> None:
-        """These are served already, or were by the template as it was: most of what can go wrong begins there."""
+        """These are to be served, are, or were by the template as it was: most of what can go wrong begins there."""
         self.model = Model(upgrade, idle)
         self.number = 0
         for place in users:
             self.a_user_comes(place)
+        if then == "begin":
+            self.a_controller_looks(0, (0, 0, 0), 100)
+            return
         self.model_settles()
         if then == "wait and edit":
             self.model.seconds += 60
