@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import tracemalloc
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,8 +13,10 @@ from httpx2 import HTTPError
 
 from fusermount3_controller import rendering
 from fusermount3_controller.cluster_cache import ClusterCache
+from fusermount3_controller.node_index import NodeIndex
 from fusermount3_controller.served_volumes import Kind, Known, missing
 from tests.unit.controller.api_server import CLASSES, NAMESPACES, TEMPLATES, VOLUMES, ApiServer
+from tests.unit.controller.cluster import user
 from tests.unit.controller.samples import Manifest, claimed, inline, pod, template
 
 if TYPE_CHECKING:
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
 CLAIM = "/api/v1/namespaces/team/persistentvolumeclaims/photos"
 CLASS = {"provisioner": rendering.DRIVER, "parameters": {"volumeTemplate": "s3", "bucket": "photos"}}
 SOURCE = {"driver": rendering.DRIVER, "volumeHandle": "photos", "volumeAttributes": {"volumeTemplate": "s3"}}
+#: The modules whose objects stay.
+KEEPING = ("cluster_cache", "kept_pods", "node_index", "packing")
 EMPTY = (Kind.POD, Kind.ATTACHMENT, Kind.POD_VOLUME)
 CLAIM_REF = {"namespace": "team", "name": "photos", "uid": "1"}
 VOLUME = {
@@ -175,6 +181,35 @@ def test_what_is_known_is_not_looked_up() -> None:
         assert server.requests == []
 
     asyncio.run(run())
+
+
+def test_a_pod_takes_less_than_a_kibibyte() -> None:
+    """So a replica has room for ten thousand: its libraries take 60 MiB, and it is to stay below 100."""
+    number = 1000
+
+    async def run() -> int:
+        server = await filled()
+        for each in range(number):
+            await server.put(f"/api/v1/namespaces/team/pods/app-{each}", user(f"app-{each}"))
+        async with server.client() as client:
+            cache, index = ClusterCache(client), NodeIndex()
+
+            def hear(kind: Kind, before: object, after: object) -> None:
+                list(index.change(kind, before, after))
+
+            cache.listen(hear)
+            tracemalloc.start()
+            task = asyncio.create_task(cache.follow())
+            await until(cache.is_full)
+            gc.collect()
+            mine = [tracemalloc.Filter(True, f"*/fusermount3_controller/{name}.py") for name in KEEPING]
+            taken = sum(each.size for each in tracemalloc.take_snapshot().filter_traces(mine).statistics("filename"))
+            tracemalloc.stop()
+            assert len(index.users("n1")) == number
+            task.cancel()
+            return taken
+
+    assert asyncio.run(run()) < 1024 * number
 
 
 def test_whoever_looks_up_is_told_of_a_failure() -> None:
