@@ -297,8 +297,8 @@ class SharedVolumes(RuleBasedStateMachine):
     @initialize(
         upgrade=st.sampled_from(["OnIdle", "Replace"]),
         idle=st.sampled_from([0, 100]),
-        users=st.lists(st.sampled_from(PLACES), max_size=2),
-        then=st.sampled_from(["begin", "", "edit", "wait and edit"]),
+        users=st.lists(st.sampled_from(PLACES), min_size=1, max_size=2),
+        then=st.sampled_from(["begin", "", "edit", "edit", "wait and edit"]),
     )
     def begin(self, upgrade: str, idle: int, users: list[tuple[str, int | None]], then: str) -> None:
         """These are to be served, are, or were by the template as it was: most of what can go wrong begins there."""
@@ -468,5 +468,5 @@ class SharedVolumes(RuleBasedStateMachine):
 
 TestSharedVolumes = SharedVolumes.TestCase
 TestSharedVolumes.settings = settings(
-    max_examples=200, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=600, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
