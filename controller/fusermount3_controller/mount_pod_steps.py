@@ -141,8 +141,8 @@ def _served(
         yield from _surplus(current)
         for attachment in older:
             yield from (DeletePod(each) for each in attachment.failed)
-            if not held:
-                yield from _outdated(mount, attachment, current.served)
+            outdated = [] if held else list(_outdated(mount, attachment, current.served))
+            yield from outdated or _surplus(attachment)
     else:
         for attachment in older:
             yield from (DeletePod(each) for each in attachment.failed)
