@@ -158,6 +158,10 @@ lint: venv  ## ruff and mypy --strict
 bench: root venv static lab-packages  ## what a mount costs beside the genuine fusermount3, into docs/performance.md; bounds under load
 	$(VENV)/bin/python -m benchmarks --write
 
+.PHONY: bench-controller
+bench-controller: root venv  ## the controller with 1,000 simulated nodes and 10,000 pods, into docs/performance.md
+	$(VENV)/bin/python -m benchmarks.controller --write
+
 MINUTES := 20
 .PHONY: soak
 soak: root venv static lab-packages  ## MINUTES=20 of load with faults, each once, then at random; the report goes into docs/reliability.md

@@ -40,18 +40,24 @@ class Machine:
     address: str
     pods: str
     has_control_plane: bool
+    is_node: bool = True
 
     @property
     def services(self) -> Sequence[Sequence[str]]:
         """Return the command lines of its programs. All start at once: each waits for those that it needs, or ends and
         is started again.
         """
+        if not self.is_node:
+            return (ETCD, APISERVER, (*CONTROLLER_MANAGER, _NO_NODE_LIFECYCLE), SCHEDULER)
         kubelet = (*KUBELET, *_options(hostname_override=self.name, node_ip=self.address))
         return (*(CONTROL_PLANE if self.has_control_plane else ()), CONTAINERD, kubelet)
 
 
 FIRST = Machine(NAME, ADDRESS, "10.88.0.0/16", True)
 SECOND = Machine("second-node", "192.168.77.2", "10.89.0.0/16", False)
+SIMULATED = Machine(NAME, ADDRESS, "10.88.0.0/16", True, is_node=False)
+"""A control plane alone, for nodes that are simulated: nobody finds out that they do not answer."""
+_NO_NODE_LIFECYCLE = "--controllers=*,-node-lifecycle-controller"
 
 #: The subjects of the clients' certificates but kubelet's; the groups are in the API server's own rules.
 _CLIENTS = {

@@ -101,13 +101,14 @@ class ClusterNode:
         *,
         kubelet: Release | None = None,
         first: ClusterNode | None = None,
+        machine: configuration.Machine | None = None,
     ) -> None:
         """`kubelet` is the release that its kubelet is of, if that is another one.
 
-        `first` is the cluster's first node, which runs, if this is the second.
+        `first` is the cluster's first node, which runs, if this is the second. `machine` is another one than these two.
         """
         self.directory = directory
-        self.machine = configuration.FIRST if first is None else configuration.SECOND
+        self.machine = machine or (configuration.FIRST if first is None else configuration.SECOND)
         self.release = release
         self._other_kubelet = kubelet
         self._first = first
@@ -282,7 +283,8 @@ class ClusterNode:
         self._wait_for("kube-apiserver", lambda: self._answers("get", "--raw", "/readyz"))
         # What the node's object says may be older than this kubelet.
         health = f"/api/v1/nodes/{self.machine.name}/proxy/healthz"
-        self._wait_for("kubelet", lambda: self._answers("get", "--raw", health) and self._is_ready())
+        if self.machine.is_node:
+            self._wait_for("kubelet", lambda: self._answers("get", "--raw", health) and self._is_ready())
         # Without it, no pod can be created.
         self._wait_for("kube-controller-manager", lambda: self._answers("get", "serviceaccount", "default"))
 

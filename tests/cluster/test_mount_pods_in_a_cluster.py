@@ -6,10 +6,7 @@ serve is for the tests on a node with the driver.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -20,20 +17,19 @@ from fusermount3_controller.mount_pods import ATTACHMENTS
 from tests.callers.build import NotReachable
 from tests.callers.conftest import not_run
 from tests.cluster import binaries, configuration
+from tests.cluster.bare_controllers import MOUNTS, Controllers
 from tests.cluster.node import ClusterNode
-from tests.kubernetes.objects import CONTROLLER, Object
+from tests.kubernetes.objects import Object
 from tests.lab.pace import SLOWNESS
 from tests.unit.controller.samples import claim, claimed, shared, volume
 from tests.unit.controller.samples import pod as made_pod
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
-NAME, MOUNTS, TEAM = "fusermount3-controller", "fuse-mounts", "team"
-PROGRAM = "from fusermount3_controller.cli import main; main()"
+TEAM = "team"
 #: Seconds in which all that is promised happens, but for kubelet's part.
 PATIENCE = 60.0
 USERS = 5
@@ -42,10 +38,9 @@ USERS = 5
 class Cluster:
     """A node whose API server has the controller's objects, and two controllers with the rights of its account."""
 
-    def __init__(self, node: ClusterNode, directory: Path) -> None:
+    def __init__(self, node: ClusterNode, controllers: Controllers) -> None:
         self.node = node
-        self.logs = [directory / f"controller-{number}" for number in range(2)]
-        self._kubeconfig = directory / "kubeconfig"
+        self.controllers = controllers
 
     def kubectl(self, *words: str, input: str = "") -> str:  # noqa: A002
         return self.node.kubectl(*words, input=input).stdout
@@ -63,36 +58,6 @@ class Cluster:
     def events(self, reason: str) -> list[Object]:
         return [each for each in self.items("events", f"--namespace={TEAM}") if each["reason"] == reason]
 
-    def install(self) -> None:
-        """Make the objects of the controller; as nobody answers its webhooks, templates are created before them."""
-        self.kubectl("create", f"--filename={CONTROLLER}/volumetemplates.yaml")
-        definition = "crd/volumetemplates.fusermount3-proxy.dev"
-        self.kubectl("wait", "--for=condition=Established", definition, "--timeout=60s")
-        self.create(template("s3"), template("much", cpu="1000"))
-        self.kubectl("apply", "--kustomize", str(CONTROLLER))
-        self.kubectl("delete", "deployment", NAME, f"--namespace={NAME}")
-        self.kubectl("create", "namespace", TEAM)
-        token = self.kubectl("create", "token", NAME, f"--namespace={NAME}", "--duration=1h").strip()
-        administrator = self.node.root / configuration.DIRECTORY.relative_to("/") / configuration.ADMIN
-        kubeconfig = json.loads(administrator.read_text())
-        kubeconfig["users"][0]["user"] = {"token": token}
-        kubeconfig["contexts"][0]["context"]["namespace"] = NAME
-        self._kubeconfig.write_text(json.dumps(kubeconfig))
-
-    @contextlib.contextmanager
-    def controlled(self) -> Iterator[None]:
-        """Two controllers run in the block, on the network of the node."""
-        with contextlib.ExitStack() as stack:
-            for number, log in enumerate(self.logs):
-                ports = [f"--port={18443 + number}", f"--health-port={18080 + number}"]
-                program = [sys.executable, "-c", PROGRAM, "webhook", "--address=127.0.0.1", *ports]
-                command = self.node.administrator_command("env", f"KUBECONFIG={self._kubeconfig}", *program)
-                file = stack.enter_context(log.open("ab"))
-                process = subprocess.Popen(command, stdout=file, stderr=file)
-                stack.callback(process.wait, 30)
-                stack.callback(process.terminate)
-            yield
-
     def wait_until(self, true: Callable[[], object]) -> None:
         give_up = time.monotonic() + SLOWNESS * PATIENCE
         while not true():
@@ -101,7 +66,7 @@ class Cluster:
 
     def description(self) -> str:
         listed = self.kubectl("get", f"pods,events,{ATTACHMENTS}", "--all-namespaces")
-        return "\n".join([listed, *(log.read_text()[-4000:] for log in self.logs)])
+        return f"{listed}\n{self.controllers.said()}"
 
 
 def template(name: str, cpu: str = "10m") -> Object:
@@ -136,10 +101,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         not_run(str(error))
     directory = tmp_path_factory.mktemp("mount-pods")
     with ClusterNode(directory / "node") as node:
-        result = Cluster(node, directory)
-        result.install()
-        with result.controlled():
-            yield result
+        controllers = Controllers(node, directory)
+        controllers.install([template("s3"), template("much", cpu="1000")])
+        with controllers.running():
+            node.kubectl("create", "namespace", TEAM)
+            yield Cluster(node, controllers)
 
 
 def test_many_users_and_two_controllers_make_one_mount_pod_and_nothing_is_left_of_it(cluster: Cluster) -> None:
@@ -222,6 +188,6 @@ def test_the_api_server_refuses_a_template_for_shared_volumes(cluster: Cluster, 
 
 
 def test_the_controllers_were_refused_nothing(cluster: Cluster) -> None:
-    for log in cluster.logs:
+    for log in cluster.controllers.logs:
         assert "orbidden" not in log.read_text()
         assert "Traceback" not in log.read_text()
