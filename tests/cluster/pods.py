@@ -16,6 +16,7 @@ from tests.lab.pace import SLOWNESS
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.cluster.node import ClusterNode
 
@@ -24,33 +25,34 @@ READY = 120
 
 
 class Pod:
-    """A pod in the namespace `default`."""
+    """A pod, in the namespace `default` unless another one is given."""
 
-    def __init__(self, node: ClusterNode, name: str) -> None:
+    def __init__(self, node: ClusterNode, name: str, namespace: str = "default") -> None:
         self.node = node
         self.name = name
+        self._in = f"--namespace={namespace}"
 
     def wait_until_ready(self, seconds: float = READY) -> None:
         """Return when the pod is ready. AssertionError with what is known of it if it is not."""
-        wait = ["wait", "--for=condition=Ready", f"pod/{self.name}", f"--timeout={SLOWNESS * seconds:.0f}s"]
+        wait = ["wait", "--for=condition=Ready", f"pod/{self.name}", self._in, f"--timeout={SLOWNESS * seconds:.0f}s"]
         assert self.node.kubectl(*wait, check=False).returncode == 0, self.description()
 
     def description(self) -> str:
         """Return what kubectl says of the pod, with its events and the last lines of its containers and the broker."""
         parts = (
-            ["describe", "pod", self.name],
-            ["logs", self.name, "--all-containers", "--prefix", "--tail=20"],
+            ["describe", "pod", self.name, self._in],
+            ["logs", self.name, self._in, "--all-containers", "--prefix", "--tail=20"],
             ["logs", driver.DAEMONSET, "--namespace", driver.NAMESPACE, "--container=broker", "--tail=20"],
         )
         return "\n".join(self.node.kubectl(*words, check=False).stdout for words in parts)
 
     def execute(self, *argv: str, container: str = "app", check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run a command in a container."""
-        return self.node.kubectl("exec", self.name, f"--container={container}", "--", *argv, check=check)
+        return self.node.kubectl("exec", self.name, self._in, f"--container={container}", "--", *argv, check=check)
 
     def status(self, container: str) -> dict[str, Any]:
         """Return the status of a container, as the API has it."""
-        status = json.loads(self.node.kubectl("get", "pod", self.name, "--output=json").stdout)["status"]
+        status = json.loads(self.node.kubectl("get", "pod", self.name, self._in, "--output=json").stdout)["status"]
         every = [*status.get("initContainerStatuses", []), *status["containerStatuses"]]
         found: dict[str, Any] = next(each for each in every if each["name"] == container)
         return found
@@ -65,6 +67,12 @@ class Pod:
     def identity(self, container: str) -> str:
         """Return the name that the container has in the node's containerd."""
         return str(self.status(container)["containerID"]).partition("://")[2]
+
+    def seen(self, container: str, path: str) -> Path:
+        """Return a path at which this process sees what the container has at `path`, an absolute one."""
+        listed = self.node.run(["ctr", "--namespace", "k8s.io", "tasks", "list"]).stdout.splitlines()
+        (pid,) = [line.split()[1] for line in listed if line.split()[0] == self.identity(container)]
+        return self.node.seen(f"/proc/{pid}/root{path}")
 
     def kill(self, container: str, signal: str = "SIGKILL") -> None:
         """Send the first process of a container a signal, as the kernel does when its memory is used up."""

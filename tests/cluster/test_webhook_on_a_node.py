@@ -16,7 +16,7 @@ from fusermount3_controller import serving_certificates
 from fusermount3_controller.admission import STRIPPED
 from fusermount3_controller.pod_rules import SOCKET_VARIABLE
 from fusermount3_controller.serving_certificates import Certificates
-from tests.cluster import installed_controller, server
+from tests.cluster import driver, installed_controller, server
 from tests.cluster.installed_controller import ACCOUNT, DEPLOYMENT, NAME, NAMESPACE
 from tests.cluster.pods import applied
 from tests.kubernetes.objects import Object
@@ -253,6 +253,26 @@ def test_the_controller_has_no_right_that_it_does_not_need(node: ClusterNode) ->
     assert rights(NAMESPACE) == of_cluster | {("secrets", f"[{NAME}-tls]", "get patch")}
     read_only = ("pods", "[]", "get list watch")
     assert rights("fuse-mounts") == of_cluster - {read_only} | {("pods", "[]", "create delete get list watch")}
+
+
+def test_the_controller_can_read_no_secret_but_its_own(node: ClusterNode) -> None:
+    def may(verb: str, what: str, namespace: str, account: str = ACCOUNT) -> str:
+        return node.kubectl(
+            *("auth", "can-i", verb, what, "--as", account, "--namespace", namespace), check=False
+        ).stdout.strip()
+
+    for namespace in ("default", "kube-system", "fuse-mounts", NAMESPACE):
+        assert {may(verb, "secrets", namespace) for verb in ("get", "list", "watch")} == {"no"}
+    assert may("get", "secrets/sshfs", "default") == "no"
+    assert may("get", f"secrets/{NAME}-tls", NAMESPACE) == "yes"
+    # On the nodes, nothing has any right, and no token for it.
+    of_nodes = f"system:serviceaccount:{driver.NAMESPACE}:default"
+    assert {may("get", what, driver.NAMESPACE, of_nodes) for what in ("secrets", "pods", "nodes")} == {"no"}
+    (plugin,) = json.loads(node.kubectl("get", "pods", "--namespace", driver.NAMESPACE, "--output=json").stdout)[
+        "items"
+    ]
+    assert plugin["spec"]["serviceAccountName"] == "default"
+    assert not [volume for volume in plugin["spec"]["volumes"] if "projected" in volume or "secret" in volume]
 
 
 def test_a_certificate_is_renewed_and_no_pod_is_refused(node: ClusterNode) -> None:

@@ -20,7 +20,7 @@ from tests.cluster.long import writers
 from tests.cluster.long.writers import Watched
 from tests.cluster.node import ClusterNode
 from tests.cluster.pods import applied, wait_until_it_says
-from tests.cluster.test_shared_on_a_node import device, used, user, wait_for
+from tests.cluster.shared_volumes import device, used, user, wait_for
 from tests.e2e.conftest import wait_until
 from tests.kubernetes.objects import the
 
