@@ -61,12 +61,17 @@ class Counts(NamedTuple):
 def example(name: str) -> list[dict[str, Any]]:
     """Return the objects of an example whose container `app` uses its volume all the time."""
     objects = driver.example(name)
-    spec = the("Pod", objects)["spec"]
+    use_all_the_time(the("Pod", objects), USES[name])
+    return objects
+
+
+def use_all_the_time(pod: dict[str, Any], use: str) -> None:
+    """Have the container `app` of a pod do what `use` says, in a shell, again and again, and count that."""
+    spec = pod["spec"]
     (app,) = [each for each in spec["containers"] if each["name"] == "app"]
-    app["command"] = ["sh", "-c", _LOOP.format(use=USES[name])]
+    app["command"] = ["sh", "-c", _LOOP.format(use=use)]
     app["volumeMounts"].append({"name": "counts", "mountPath": "/counts"})
     spec["volumes"].append({"name": "counts", "emptyDir": {}})
-    return objects
 
 
 class Watched:

@@ -1,0 +1,123 @@
+"""Shared volumes on a real node: many pods at once, mount pods that the node ends, upgrades and a reboot."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+from tests.cluster import shared_volumes
+from tests.cluster.long.writers import Watched, use_all_the_time
+from tests.cluster.pods import Pod
+from tests.cluster.shared_volumes import (
+    MOUNTS,
+    TEMPLATE,
+    device,
+    name_of,
+    used,
+    user,
+    wait_for,
+)
+from tests.e2e.conftest import wait_until
+from tests.lab.pace import SLOWNESS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.cluster.long.conftest import Figure
+    from tests.cluster.node import ClusterNode
+    from tests.kubernetes.objects import Object
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
+
+STARTS, AT_ONCE = int(os.environ.get("FUSERMOUNT3PROXY_TEST_STARTS", "100")), 10
+"""How many containers start on a shared volume, and how many of them wait for one new mount pod."""
+READS = "read -r m < /data/first && [ $m = first ]"
+REPLACED = 30
+"""Seconds that a program has to end when another one takes its place."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _installed(node_of_session: ClusterNode) -> Iterator[None]:
+    with shared_volumes.installed(node_of_session):
+        yield
+
+
+def reader(name: str, of_template: str = TEMPLATE) -> Object:
+    """Return a pod that reads its volume all the time."""
+    result = user(name, of_template=of_template)
+    use_all_the_time(result, READS)
+    return result
+
+
+def test_the_first_look_of_a_container_is_at_the_filesystem(node: ClusterNode, figure: Figure) -> None:
+    """Without a startup probe and mountPropagation; and each time, the mount pod has only just been made."""
+    spec = user("unused", command="cat /data/first")["spec"]
+    spec["restartPolicy"] = "Never"
+    job = {"completions": AT_ONCE, "parallelism": AT_ONCE, "backoffLimit": 0, "template": {"spec": spec}}
+    seconds = []
+    for turn in range(STARTS // AT_ONCE):
+        name = f"starts-{turn}"
+        manifest = yaml.safe_dump({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": job})
+        begun = time.monotonic()
+        node.kubectl("create", "--filename=-", input=manifest)
+        try:
+            waited = node.kubectl("wait", "--for=condition=Complete", f"job/{name}", "--timeout=180s", check=False)
+            assert waited.returncode == 0, node.kubectl("describe", "pods", f"--selector=job-name={name}").stdout
+            seconds.append(time.monotonic() - begun)
+        finally:
+            node.kubectl("delete", "job", name, "--cascade=foreground", "--timeout=120s")
+        wait_for(node, 0)
+    figure("containers that read at their first look", STARTS)
+    figure(f"seconds until {AT_ONCE} pods had ended, at most", round(max(seconds)))
+
+
+@contextlib.contextmanager
+def with_template(node: ClusterNode, manifest: Object) -> Iterator[None]:
+    node.kubectl("create", "--filename=-", input=yaml.safe_dump(manifest))
+    try:
+        yield
+    finally:
+        node.kubectl("delete", "volumetemplate", name_of(manifest))
+
+
+def test_a_mount_pod_is_evicted(node: ClusterNode, figure: Figure) -> None:
+    """Another one takes its place, and containers read again."""
+    evicted = shared_volumes.template("evicted")
+    spec = evicted["spec"]["volumeStaging"]["podTemplate"]["spec"]
+    spec["volumes"].append({"name": "scratch", "emptyDir": {"sizeLimit": "1Mi"}})
+    spec["containers"][0]["volumeMounts"].append({"name": "scratch", "mountPath": "/scratch"})
+    with with_template(node, evicted), used(node, reader("reads", "evicted")) as (pod,):
+        watched = Watched(pod)
+        mount_pod = wait_for(node, 1)
+        program = Pod(node, name_of(mount_pod[0]), MOUNTS)
+        fill = "dd if=/dev/zero of=/scratch/file bs=1M count=4"
+        program.execute("sh", "-c", fill, container="fuse")
+        failed = watched.recovers()
+        wait_for(node, 1, beside=mount_pod)
+        figure("turns that failed meanwhile", failed)
+        assert watched.goes_on().failed == failed
+        assert pod.status("app")["restartCount"] == 0
+
+
+def test_a_template_is_replaced_under_a_pod_that_reads(node: ClusterNode, figure: Figure) -> None:
+    replaced = shared_volumes.template("replaced")
+    replaced["spec"]["upgrade"] = "Replace"
+    patch = {"spec": {"volumeStaging": {"podTemplate": {"metadata": {"annotations": {"edited": "yes"}}}}}}
+    with with_template(node, replaced), used(node, reader("reads", "replaced")) as (pod,):
+        watched, had = Watched(pod), device(pod)
+        before = wait_for(node, 1)
+        node.kubectl("patch", "volumetemplate", "replaced", "--type=merge", f"--patch={yaml.safe_dump(patch)}")
+        (after,) = wait_for(node, 1, beside=before, seconds=4 * REPLACED)
+        assert after["metadata"]["annotations"]["edited"] == "yes"
+        wait_until(lambda: device(pod) != had, 10)
+        failed = watched.goes_on().failed
+        figure("turns that failed meanwhile", failed)
+        # A turn takes a tenth of a second, and as long as the two programs follow each other.
+        assert failed <= SLOWNESS * 20
+        assert watched.goes_on().failed == failed
+        assert pod.status("app")["restartCount"] == 0
