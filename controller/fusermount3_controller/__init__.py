@@ -19,8 +19,9 @@ what is kept of it, and what its pods and its PersistentVolume are; `run_results
 `pod_volume_steps` what to do next. `held_templates` keeps a template as long as it has volumes.
 
 `offline` and, for volumes of claims, `offline_volumes` do that with objects in files, which `manifests` reads and
-writes; `admission` with a pod that the API server is about to create. `faults` says what is wrong with a manifest, by
-field. `serving_certificates` says what certificates the webhook needs, and makes them. All of these are pure.
+writes; `admission` with a pod that the API server is about to create; `new_template` writes a template to begin with.
+`faults` says what is wrong with a manifest, by field. `serving_certificates` says what certificates the webhook needs,
+and makes them. All of these are pure.
 
 `daemon` is the process that acts on a cluster: `webhook` hears the API server, `cluster_cache` knows the objects that
 volumes refer to and, as `kept_pods` and `packing` say, pods. `mount_pod_keeper` keeps the mount pods and writes

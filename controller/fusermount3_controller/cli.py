@@ -40,7 +40,7 @@ def main() -> None:
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="fusermount3-controller")
 def commands() -> None:
-    """Show what templates of volumes become, and have pods get it."""
+    """Write templates of volumes, show what they become, and have pods get it."""
 
 
 @commands.command()
@@ -80,6 +80,49 @@ def render(files: tuple[Path, ...], settings: tuple[str, ...]) -> None:
     if faults:
         raise _failure(faults)
     click.echo(manifests.dump(result), nl=False)
+
+
+#: What `new-template` asks for what no option says.
+_QUESTIONS = {
+    "name": "Name of the template, such as photos",
+    "image": "Image with the FUSE program and fusermount3-proxy",
+    "command": "Command that mounts on {{ mountpoint }} in the foreground; {{ params.NAME }} is what users say",
+    "secret": "Secret with the program's environment variables; empty for none",
+    "placement": "One program for all pods of a node (Shared), or one in each pod (Sidecar)",
+}
+
+
+@commands.command()
+@click.option("--name", metavar="NAME", help="Of the template, which users write.")
+@click.option("--image", metavar="IMAGE", help="Has the FUSE program, and fusermount3-proxy in place of fusermount3.")
+@click.option("--command", metavar="COMMAND", help="Mounts on {{ mountpoint }}, in the foreground.")
+@click.option("--secret", metavar="NAME", help="With environment variables for the program; '' for none.")
+@click.option("--placement", type=click.Choice(["Shared", "Sidecar"]), help="Where the program runs.")
+def new_template(**given: str | None) -> None:
+    """Write a VolumeTemplate to begin with, and check it.
+
+    What no option says is asked. In the command, {{ params.bucket }} makes a parameter `bucket`, which each volume must
+    have. The template goes to standard output, all else to standard error.
+    """
+    from fusermount3_controller import manifests
+    from fusermount3_controller.faults import Invalid
+    from fusermount3_controller.new_template import Answers, made
+    from fusermount3_controller.volume_templates import Placement
+
+    said = {name: _asked(name) if (answer := given[name]) is None else answer for name in _QUESTIONS}
+    placement = Placement(said.pop("placement"))
+    try:
+        template = made(Answers(**said, placement=placement))
+    except Invalid as error:
+        raise _failure(map(str, error.faults)) from None
+    click.echo(manifests.dump([template]), nl=False)
+
+
+def _asked(name: str) -> str:
+    kind = click.Choice(["Shared", "Sidecar"]) if name == "placement" else str
+    default = {"secret": "", "placement": "Shared"}.get(name)
+    answer: str = click.prompt(_QUESTIONS[name], type=kind, default=default, show_default=bool(default), err=True)
+    return answer
 
 
 @commands.command()

@@ -73,6 +73,7 @@ EXECUTED = {
     ("operations.md", "helm upgrade"): "test_installations.py",
     ("programs.md", "FUSERMOUNT3PROXY_"): "test_other_names.py",
     ("templates.md", "fusermount3-controller render"): "test_templates.py",
+    ("templates.md", "fusermount3-controller new-template"): "test_templates.py",
     ("templates.md", "kubectl apply --kustomize"): "installed_controller.py",
     ("troubleshooting.md", "jq "): "payload.py",
     ("troubleshooting.md", "ln -s"): "engines.py",

@@ -56,6 +56,14 @@ def test_a_command_prints_a_pod(command: str, monkeypatch: pytest.MonkeyPatch) -
     assert (result.exit_code, yaml.safe_load(result.output)["kind"]) == (0, "Pod")
 
 
+def test_the_command_for_a_new_one_prints_a_template() -> None:
+    program, *words = shlex.split(block("templates.md", "fusermount3-controller new-template").text)
+    assert program == "fusermount3-controller"
+    result = CliRunner().invoke(cli.commands, words)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert list(volume_templates.parse(yaml.safe_load(result.stdout)).parameters) == ["bucket"]
+
+
 def test_the_examples_are_a_template_and_a_pod_that_uses_it() -> None:
     result, faults = rendered([("page", each) for each in EXAMPLES], {})
     assert faults == []
@@ -126,7 +134,7 @@ def test_numbers_are_those_of_the_code() -> None:
 
 def test_the_page_says_what_does_not_exist() -> None:
     """Whoever adds a command that does more has to change the page."""
-    assert set(cli.commands.commands) == {"render", "webhook"}
+    assert set(cli.commands.commands) == {"new-template", "render", "webhook"}
     assert "a claim needs a PersistentVolume" in PAGE
 
 
