@@ -16,9 +16,6 @@ COMPILERS = DebianRecipe(
 )
 """With libfuse 2 and without libfuse 3, which the Rust libraries would link with if it were there."""
 
-NEWEST_COMPILERS = DebianRecipe("newest-compilers", ("passwd", "golang-go", "ca-certificates"), suite="sid")
-"""For what requires a newer Go than trixie's."""
-
 _LIBFUSE = ("passwd", "gcc", "libc6-dev", "pkgconf", "libfuse3-dev", "libfuse-dev")
 
 BOOKWORM = DebianRecipe(

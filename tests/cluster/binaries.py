@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.callers.build import GO_BUILD, compile_in, compilers, copy_out, downloading, recipe_of
-from tests.callers.images import COMPILERS, NEWEST_COMPILERS
+from tests.callers.images import COMPILERS
 from tests.lab.cache import Cache, recipe_hash
 from tests.lab.images import DebianRecipe
 from tests.lab.programs import SOURCES
@@ -54,7 +54,9 @@ class Release:
 
 KUBERNETES = Release(SOURCES / "kubernetes/cluster")
 """The release of the tests; its modules have those of `SIDECARS`, too."""
-NEWEST = Release(SOURCES / "kubernetes/newest", NEWEST_COMPILERS)
+_NEWEST_COMPILERS = DebianRecipe("newest-compilers", ("passwd", "golang-go", "ca-certificates"), suite="sid")
+"""For what requires a newer Go than trixie's."""
+NEWEST = Release(SOURCES / "kubernetes/newest", _NEWEST_COMPILERS)
 """What `make test-cluster-long` upgrades to; the tests of each change use it only with KUBERNETES=newest."""
 USUAL = "usual"
 RELEASES = {USUAL: KUBERNETES, "newest": NEWEST}

@@ -53,7 +53,7 @@ def test_the_api_server_takes_the_templates_and_shows_them(node: ClusterNode) ->
     everything = yaml.safe_dump_all(each for path in TEMPLATES for each in objects(path.read_text()))
     node.kubectl("create", "--filename=-", input=everything)
     shown = node.kubectl("get", "vt").stdout.splitlines()
-    assert shown[0].split() == ["NAME", "PLACEMENT", "IMAGE", "AGE"]
+    assert shown[0].split() == ["NAME", "PLACEMENT", "IMAGE", "VOLUMES", "AGE"]
     assert [line.split()[0] for line in shown[1:]] == [path.stem for path in TEMPLATES]
     node.kubectl("delete", "--filename=-", input=everything)
 

@@ -14,10 +14,12 @@ import yaml
 
 from fusermount3_controller import serving_certificates
 from fusermount3_controller.admission import STRIPPED
+from fusermount3_controller.mount_pods import moment
 from fusermount3_controller.pod_rules import SOCKET_VARIABLE
 from fusermount3_controller.serving_certificates import Certificates
 from tests.cluster import driver, installed_controller, server
 from tests.cluster.installed_controller import ACCOUNT, DEPLOYMENT, NAME, NAMESPACE
+from tests.cluster.left import left
 from tests.cluster.pods import applied
 from tests.kubernetes.objects import Object
 from tests.lab.pace import SLOWNESS
@@ -35,6 +37,8 @@ ATTRIBUTES = {"volumeTemplate": "sshfs", "directory": "reports"}
 INLINE: Object = {"csi": {"driver": DRIVER, "volumeAttributes": ATTRIBUTES}}
 CLAIMED: Object = {"persistentVolumeClaim": {"claimName": "reports"}}
 INJECT = "fusermount3-proxy.dev/inject"
+#: Seconds in which a Job is complete whose container has ended.
+COMPLETE = 5
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +104,38 @@ def test_a_pod_with_six_lines_for_a_volume_reads_and_writes_through_sshfs(node: 
         (sidecar,) = created["spec"]["initContainers"]
         assert (sidecar["name"], sidecar["restartPolicy"]) == ("fuse-data", "Always")
         assert created["spec"]["serviceAccountName"] == "default"
+
+
+def test_a_job_with_a_sidecar_is_complete_when_its_own_container_has_ended(node: ClusterNode) -> None:
+    """The sidecar has ended by itself, too: nobody had to kill it."""
+    template = pod(INLINE)
+    del template["apiVersion"], template["kind"], template["metadata"]
+    (app,) = template["spec"]["containers"]
+    app["command"] = ["sh", "-c", "cat /data/first"]
+    template["spec"]["restartPolicy"] = "Never"
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "reads"},
+        "spec": {"backoffLimit": 0, "template": template},
+    }
+    node.kubectl("create", "--filename=-", input=yaml.safe_dump(job))
+    try:
+        waited = node.kubectl("wait", "--for=condition=Complete", "job/reads", "--timeout=120s", check=False)
+        assert waited.returncode == 0, node.kubectl("describe", "pods", "--selector=job-name=reads").stdout
+        conditions = json.loads(node.kubectl("get", "job", "reads", "--output=json").stdout)["status"]["conditions"]
+        (complete,) = [moment(each["lastTransitionTime"]) for each in conditions if each["type"] == "Complete"]
+        (made,) = json.loads(node.kubectl("get", "pods", "--selector=job-name=reads", "--output=json").stdout)["items"]
+        (app, sidecar) = (
+            made["status"][each][0]["state"]["terminated"] for each in ("containerStatuses", "initContainerStatuses")
+        )
+        assert (complete - moment(app["finishedAt"])).total_seconds() <= SLOWNESS * COMPLETE
+        # sshfs ends with 1 when it is told to end; with 137, it would have been killed.
+        assert sidecar["exitCode"] in (0, 1)
+        wait_until(lambda: json.loads(driver.broker(node, "mounts", "--json")) == [])
+        assert made["metadata"]["uid"] not in str(left(node).mounts)
+    finally:
+        node.kubectl("delete", "job", "reads", "--cascade=foreground", "--timeout=120s")
 
 
 def test_a_pod_whose_claim_is_created_with_it_reads_too(node: ClusterNode) -> None:
