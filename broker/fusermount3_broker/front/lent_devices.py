@@ -9,7 +9,6 @@ A volume keeps the device that it has, as its containers do, until it is unpubli
 
 import asyncio
 import os
-import socket
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from fusermount3_broker.front.volume_operations import VolumeOperations
 from fusermount3_broker.front.waiting_volumes import Wait, WaitingVolumes, not_ready
 from fusermount3_broker.messages.mounter import Lent, Offered, StartLend, StartStat, StartUnpublish, Stated, Unpublished
 from fusermount3_broker.messages.refusal import Refusal
-from fusermount3_broker.service.channel import Channel
+from fusermount3_broker.service.channel import Channel, has_hung_up
 
 
 @dataclass(eq=False)
@@ -63,7 +62,7 @@ class Lending:
     def is_offered(self, target: bytes) -> bool:
         """Return whether the source at that target offers a device: the program that does so is still connected."""
         offer = self._offers.get(target)
-        if offer and _hung_up(offer.connection.socket):
+        if offer and has_hung_up(offer.connection.socket):
             self.withdraw(target)
         return target in self._offers
 
@@ -181,12 +180,3 @@ class Lending:
         if not self._lender(borrower):
             raise not_ready(b"the device that it had offered is gone")
         return await self._lend(borrower, None)
-
-
-def _hung_up(connection: socket.socket) -> bool:
-    try:
-        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True

@@ -18,6 +18,7 @@ from fusermount3_broker.front.decisions.limits import AccountName
 from fusermount3_broker.front.decisions.subordinate_ids import Subordinates
 from fusermount3_broker.kernel import syscalls
 from fusermount3_broker.messages.refusal import Refusal
+from fusermount3_broker.service.channel import has_hung_up
 
 _INVISIBLE = (
     b"the broker can't see the caller's process, and this kernel identifies it by nothing else; run the broker with"
@@ -88,7 +89,7 @@ def pidfd_of_pid(connection: socket.socket, pid: int, uid: int, open_proc: OpenP
         pidfd = os.pidfd_open(pid)
     except OSError:
         raise PeerGone from None
-    if _effective_uid(_read(pid, "status", open_proc)) != uid or _hung_up(connection):
+    if _effective_uid(_read(pid, "status", open_proc)) != uid or has_hung_up(connection):
         os.close(pidfd)
         raise PeerGone
     return pidfd
@@ -98,15 +99,6 @@ def _effective_uid(status: bytes) -> int:
     """Return the effective uid in /proc/PID/status (proc_pid_status(5)); -1 if there is none."""
     lines = status.split(b"\n")  # no other separator: the process chooses its own name
     return next((int(line.split()[2]) for line in lines if line.startswith(b"Uid:\t")), -1)
-
-
-def _hung_up(connection: socket.socket) -> bool:
-    try:
-        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
 
 
 def _account(

@@ -22,6 +22,16 @@ class HungUp(Exception):
     """The peer has closed its end."""
 
 
+def has_hung_up(connection: socket.socket) -> bool:
+    """Return whether the peer has closed its end, and nothing that it has sent is left to be received."""
+    try:
+        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
 class Channel:
     """Owner of one socket: leaving the ``with`` block closes it."""
 
