@@ -19,7 +19,7 @@ from tests.e2e.hostile import O_PATH, mount_request
 from tests.lab.forked import ending_afterwards
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 PATIENCE = 20
 USER = 1000
@@ -145,13 +145,20 @@ def caller(pinned: Path, uid: int, *, namespace: bool = False, groups: Sequence[
 
     With `namespace` it has its own mount namespace. `groups` are its supplementary groups.
     """
+    with process_that(lambda address: _call(address, pinned, uid, namespace, groups)) as connected:
+        yield connected
+
+
+@contextlib.contextmanager
+def process_that(calls: Callable[[str], None]) -> Iterator[tuple[int, int]]:
+    """Run a process that connects to an address, sends something and pauses; yield the connection and its pidfd."""
     address = f"\0fusermount3-broker-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(address)
         listener.listen()
         if (child := os.fork()) == 0:
             with ending_afterwards():
-                _call(address, pinned, uid, namespace, groups)
+                calls(address)
         try:
             listener.settimeout(PATIENCE)
             connection, _ = listener.accept()

@@ -17,10 +17,9 @@ from fusermount3_broker.messages import mounter
 from fusermount3_proxy import wire
 from tests.e2e import volumes
 from tests.e2e.hostile import in_private_namespace
-from tests.e2e.owned_front import PATIENCE
+from tests.e2e.owned_front import PATIENCE, process_that
 from tests.e2e.volumes import a_volume, mount_fusectl
 from tests.lab import loop
-from tests.lab.forked import ending_afterwards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,32 +37,19 @@ READ_WRITE = os.O_RDWR
 @contextlib.contextmanager
 def program(volume: Volume, path: Path | None, flags: int = READ_WRITE, *, in_pod: bool = True) -> Iterator[list[int]]:
     """Run a program in the volume's pod that has sent a descriptor of a file; yield its connection and pidfd."""
-    address = f"\0fusermount3-broker-test-{os.getpid()}"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(address)
-        listener.listen()
-        if (child := os.fork()) == 0:
-            with ending_afterwards():
-                syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
-                if in_pod:
-                    volume.enter_pod()
-                connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                connection.connect(address)
-                sent = [os.open(path, flags)] if path else []
-                socket.send_fds(connection, [wire.encode_request(wire.DeviceRequest())], sent)
-                signal.pause()
-        try:
-            listener.settimeout(PATIENCE)
-            connection, _ = listener.accept()
-            pidfd = os.pidfd_open(child)
-            with connection:
-                connection.settimeout(PATIENCE)
-                connection.recv(1, socket.MSG_PEEK)  # wait until it has sent
-                yield [connection.fileno(), pidfd]
-            os.close(pidfd)
-        finally:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+
+    def call(address: str) -> None:
+        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+        if in_pod:
+            volume.enter_pod()
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.connect(address)
+        sent = [os.open(path, flags)] if path else []
+        socket.send_fds(connection, [wire.encode_request(wire.DeviceRequest())], sent)
+        signal.pause()
+
+    with process_that(call) as connected:
+        yield [*connected]
 
 
 def offer(front: OwnedFront, source: Volume, caller: list[int]) -> tuple[mounter.Record, list[int]]:
