@@ -26,6 +26,7 @@ and makes them. All of these are pure.
 `daemon` is the process that acts on a cluster: `webhook` hears the API server, `cluster_cache` knows the objects that
 volumes refer to and, as `kept_pods` and `packing` say, pods. `mount_pod_keeper` keeps the mount pods and writes
 `mount_pod_events`: node by node, as `node_index` finds what concerns a node, and when `look_queue` says.
-`pod_volume_keeper` keeps the volumes of claims; both write `events`. `certificate_keeper` keeps the certificates,
-`controller_metrics` counts. `cli` has the commands.
+`pod_volume_keeper` keeps the volumes of claims; both have the `event_writer` write `events`. `api_errors` has those of
+the API server that are no failure. `certificate_keeper` keeps the certificates, `controller_metrics` counts. `cli` has
+the commands.
 """

@@ -20,13 +20,13 @@ from lightkube.resources.admissionregistration_v1 import (
 from lightkube.resources.core_v1 import Secret
 from lightkube.types import PatchType
 
+from fusermount3_controller.api_errors import CONFLICT
 from fusermount3_controller.serving_certificates import Certificates, due
 
 #: Seconds between looks at the Secret and the configuration: so long is what somebody else changed there unnoticed.
 INTERVAL = 10.0
 #: Seconds until the next try after a failure, such as a configuration that is only about to be created.
 _PAUSE = 2.0
-_CONFLICT = 409
 
 _Configuration = MutatingWebhookConfiguration | ValidatingWebhookConfiguration
 
@@ -105,7 +105,7 @@ class CertificateKeeper:
                     Secret, self._names.secret, patch, namespace=self._names.namespace, patch_type=PatchType.MERGE
                 )
             except ApiError as error:
-                if error.status.code != _CONFLICT:
+                if error.status.code != CONFLICT:
                     raise
                 continue  # another replica was faster: what it has written may be all that was due
             _log.info("the certificates have been renewed")
@@ -126,7 +126,7 @@ class CertificateKeeper:
             try:
                 await self._client.patch(resource, self._names.configuration, patch)
             except ApiError as error:
-                if error.status.code != _CONFLICT:
+                if error.status.code != CONFLICT:
                     raise  # else another one was faster, and may have written something else
 
 

@@ -16,6 +16,7 @@ from lightkube import ALL_NS, ApiError, AsyncClient
 from lightkube.generic_resource import create_global_resource, create_namespaced_resource
 
 from fusermount3_controller import claims, kept_pods, mount_pods, pod_volumes, volume_templates
+from fusermount3_controller.api_errors import NOT_FOUND
 from fusermount3_controller.faults import Invalid
 from fusermount3_controller.packing import packed, unpacked
 from fusermount3_controller.rendering import DRIVER
@@ -30,7 +31,6 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 15.0
 _CHUNK = 100
 #: How often what was found leads to what has to be found: a claim, its class or volume, the template, the namespace.
 _STEPS = 4
-_NOT_FOUND = 404
 
 _log = logging.getLogger(__name__)
 
@@ -200,7 +200,7 @@ class ClusterCache:
         try:
             return kept((await self._client.get(resource, reference.name, **where)).to_dict())
         except ApiError as error:
-            if error.status.code == _NOT_FOUND:
+            if error.status.code == NOT_FOUND:
                 return None
             raise
 

@@ -8,7 +8,6 @@ is remembered that matters: after a crash, the next look finds what is still to 
 """
 
 import asyncio
-import contextlib
 import datetime
 import logging
 import random
@@ -23,8 +22,10 @@ from lightkube.types import PatchType
 
 from fusermount3_broker.messages.untrusted_text import visible
 from fusermount3_controller import mount_pod_events, mount_pods, served_volumes
-from fusermount3_controller.cluster_cache import ATTACHMENT, EVENT, POD, ClusterCache
+from fusermount3_controller.api_errors import CONFLICT, NOT_FOUND, already
+from fusermount3_controller.cluster_cache import ATTACHMENT, POD, ClusterCache
 from fusermount3_controller.controller_metrics import Metrics
+from fusermount3_controller.event_writer import EventWriter
 from fusermount3_controller.faults import Invalid
 from fusermount3_controller.look_queue import LookQueue
 from fusermount3_controller.mount_pod_steps import (
@@ -54,11 +55,8 @@ _PAUSE = 2.0
 _STATUS_DELAY = (0.5, 2.0)
 #: Nodes that are looked at at once: each waits for the API server most of the time.
 _AT_ONCE = 16
-_NOT_FOUND, _CONFLICT = 404, 409
 #: Fields of a status that are not always there.
 _OPTIONAL = ("mountPod", "message", "idleSince")
-#: Events that are known to be written, so they are not tried again at each look.
-_MOST_TOLD = 10000
 
 _log = logging.getLogger(__name__)
 
@@ -77,8 +75,7 @@ class MountPodKeeper:
         self._unsettled: set[str] = set()
         #: When a status is to be written that differs, in seconds of the monotonic clock, by the attachment's name.
         self._statuses: dict[str, float] = {}
-        #: The names of events that are known to be there.
-        self._told: set[tuple[str, str]] = set()
+        self._events = EventWriter(client)
         #: By node, the mount pods that this process has created and that have not served yet.
         self._begun: dict[str, set[str]] = {}
         cache.listen(self._hear)
@@ -193,11 +190,11 @@ class MountPodKeeper:
             case CreatePod():
                 self._begun.setdefault(node, set()).update(await self._create(step, now))
             case DeletePod(pod, grace):
-                with _already(_NOT_FOUND):
+                with already(NOT_FOUND):
                     await self._client.delete(POD, pod.name, namespace=pod.namespace, grace_period=grace)
                     _log.info("mount pod %s/%s: deleted", pod.namespace, pod.name)
             case DeleteAttachment(name):
-                with _already(_NOT_FOUND):
+                with already(NOT_FOUND):
                     await self._client.delete(ATTACHMENT, name)
             case SetStatus(name, status):
                 due = self._statuses.setdefault(name, time.monotonic() + random.uniform(*_STATUS_DELAY))
@@ -205,7 +202,7 @@ class MountPodKeeper:
                     return
                 del self._statuses[name]
                 patch = {"status": {**dict.fromkeys(_OPTIONAL), **status}}
-                with _already(_NOT_FOUND):
+                with already(NOT_FOUND):
                     await self._client.patch(ATTACHMENT.Status, name, patch, patch_type=PatchType.MERGE)
             case Report(user, pod):
                 text = f"mount pod {pod.namespace}/{pod.name}: {pod.failure}"
@@ -223,7 +220,7 @@ class MountPodKeeper:
             await self._tell(mount.users, mount_pod_events.FAILED, f"{where}: {error}", now)
             return ()
         except ApiError as error:
-            if error.status.code == _CONFLICT:
+            if error.status.code == CONFLICT:
                 return ()  # another replica was faster, or this one has not heard of it yet
             await self._tell(mount.users, mount_pod_events.FAILED, f"{where}: {error.status.message}", now)
             raise
@@ -236,37 +233,16 @@ class MountPodKeeper:
         try:
             created = await self._client.create(ATTACHMENT(mount_pods.attachment(step.mount)))
         except ApiError as error:
-            if error.status.code != _CONFLICT:
+            if error.status.code != CONFLICT:
                 raise
             created = await self._client.get(ATTACHMENT, step.mount.name)
         return str(created.metadata.uid)
 
     async def _tell(self, users: Iterable[User], reason: str, text: str, now: datetime.datetime) -> None:
-        """Write an event on each of these pods, unless it has it. What can't be written is not tried again."""
+        """Write an event on each of these pods."""
         for user in users:
-            manifest = mount_pod_events.event(user, reason, text, now)
-            name = user.namespace, manifest["metadata"]["name"]
-            if name in self._told:
-                continue
-            if len(self._told) >= _MOST_TOLD:
-                self._told.clear()
-            self._told.add(name)
-            try:
-                await self._client.create(EVENT(manifest))
-            except ApiError as error:
-                if error.status.code != _CONFLICT:
-                    _log.warning("%s", visible(f"can't write an event: {error}"))
+            await self._events.write(mount_pod_events.event(user, reason, text, now))
 
 
 def _missing(pods: list[Manifest], known: Known) -> set[Reference]:
     return set().union(*(served_volumes.missing(pod, known) for pod in pods))
-
-
-@contextlib.contextmanager
-def _already(code: int) -> Any:
-    """Take an answer with this code as success: somebody else has done it."""
-    try:
-        yield
-    except ApiError as error:
-        if error.status.code != code:
-            raise

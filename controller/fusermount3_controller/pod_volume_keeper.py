@@ -9,7 +9,7 @@ import contextlib
 import datetime
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Any, NoReturn
 
 from lightkube import ApiError, AsyncClient
@@ -25,10 +25,10 @@ from fusermount3_controller import (
     run_results,
     volume_templates,
 )
+from fusermount3_controller.api_errors import CONFLICT, NOT_FOUND, already
 from fusermount3_controller.cluster_cache import (
     ATTACHMENT,
     CLAIM,
-    EVENT,
     POD,
     POD_VOLUME,
     TEMPLATE,
@@ -36,8 +36,10 @@ from fusermount3_controller.cluster_cache import (
     ClusterCache,
 )
 from fusermount3_controller.controller_metrics import Metrics
+from fusermount3_controller.event_writer import EventWriter
 from fusermount3_controller.events import Involved
 from fusermount3_controller.faults import Invalid
+from fusermount3_controller.packing import unpacked
 from fusermount3_controller.pod_volume_steps import (
     CreatePersistentVolume,
     CreateRun,
@@ -55,7 +57,7 @@ from fusermount3_controller.pod_volume_steps import (
     Wait,
     next_step,
 )
-from fusermount3_controller.pod_volumes import FINALIZER, PodVolume
+from fusermount3_controller.pod_volumes import FINALIZER, Phase, PodVolume
 from fusermount3_controller.rendering import TEMPLATE_LABEL
 from fusermount3_controller.served_volumes import Kind, Manifest
 
@@ -69,9 +71,8 @@ _PAUSE = 2.0
 _STEPS = 8
 #: Volumes with which steps are taken at the same time.
 _AT_ONCE = 16
-_NOT_FOUND, _CONFLICT = 404, 409
-#: Events that are known to be written, so they are not tried again at each look.
-_MOST_TOLD = 10000
+#: Phases of a volume that may still get its handle.
+_NEW = (Phase.PENDING, Phase.CREATING, Phase.UNDOING)
 
 Labels = dict[str, Any]
 
@@ -85,12 +86,32 @@ class PodVolumeKeeper:
         self._client = client
         self._cache = cache
         self._changed = asyncio.Event()
-        cache.listen(lambda *_: self._changed.set())
+        #: The pods that PodVolumes own, by the UID of that and their names.
+        self._runs: dict[str, dict[str, Manifest]] = {}
+        cache.listen(self._hear)
         self._metrics = metrics
         self._namespace = namespace
-        self._told: set[tuple[str, str]] = set()
+        self._events = EventWriter(client)
         #: How many volumes templates have, once all say so.
         self._held: Counter[str] | None = None
+
+    def _hear(self, kind: Kind, before: Any, after: Any) -> None:
+        # Most pods of a cluster are not ours, and what becomes of them changes nothing here.
+        if kind is not Kind.POD or self._note_pod(before, after):
+            self._changed.set()
+
+    def _note_pod(self, before: bytes | None, after: bytes | None) -> bool:
+        """Keep a pod that a PodVolume owns as it is now, None if it is gone; return whether it is one."""
+        pods = [(each is after, unpacked(each)) for each in (before, after) if each is not None]
+        owned = [(is_there, pod, uid) for is_there, pod in pods if (uid := run_results.owner(pod))]
+        for is_there, pod, uid in owned:
+            runs = self._runs.setdefault(uid, {})
+            runs.pop(pod["metadata"]["name"], None)
+            if is_there:
+                runs[pod["metadata"]["name"]] = pod
+            if not runs:
+                del self._runs[uid]
+        return bool(owned)
 
     async def keep(self, interval: float = INTERVAL) -> NoReturn:
         """Look whenever something is heard, when a time has come, and from time to time."""
@@ -127,7 +148,8 @@ class PodVolumeKeeper:
         waiting = [each for each in self._cache.objects(Kind.CLAIM) if claims.is_ours(each)]
         todo = [self._provide(each, now) for each in waiting if claims.name_of(each) not in known]
         due: datetime.datetime | None = None
-        for volume, step in await asyncio.to_thread(self._decided, volumes, now):
+        runs = {uid: list(pods.values()) for uid, pods in self._runs.items()}
+        for volume, step in await asyncio.to_thread(self._decided, volumes, runs, now):
             if not isinstance(step, Wait):
                 todo.append(self._advance(volume.name, now))
             elif step.until:
@@ -138,16 +160,13 @@ class PodVolumeKeeper:
         await self._hold_templates(Counter(str(each.spec.get("volumeTemplate")) for each in volumes), now)
         return due
 
-    def _decided(self, volumes: list[PodVolume], now: datetime.datetime) -> list[tuple[PodVolume, Step]]:
-        """Return what would be to do, if the cluster was as the cache has it."""
+    def _decided(
+        self, volumes: list[PodVolume], pods: Mapping[str, list[Manifest]], now: datetime.datetime
+    ) -> list[tuple[PodVolume, Step]]:
+        """Return what would be to do, if the cluster was as the cache has it; `pods`: by the UID of their PodVolume."""
         known = self._cache.known()
-        pods: dict[str, list[Manifest]] = {}
-        for pod in self._cache.objects(Kind.POD):
-            for owner in pod["metadata"].get("ownerReferences") or []:
-                if owner.get("kind") == pod_volumes.KIND:
-                    pods.setdefault(owner.get("uid", ""), []).append(pod)
         by_uid = {uid: each for each in known.claims.values() if (uid := (each.get("metadata") or {}).get("uid"))}
-        attachments = self._cache.objects(Kind.ATTACHMENT)
+        served = _served(self._cache.objects(Kind.ATTACHMENT))
         result = []
         for volume in volumes:
             existing = known.volumes.get(volume.name)
@@ -157,13 +176,16 @@ class PodVolumeKeeper:
                 tuple(each for each in runs if each),
                 by_uid.get(_claim_ref(volume, existing).get("uid", "")),
                 existing,
-                any(_stages(each, volume) for each in attachments),
+                _is_staged(volume, served),
                 self._taken(volume),
             )
             result.append((volume, next_step(view, now)))
         return result
 
     def _taken(self, volume: PodVolume) -> frozenset[str]:
+        """Return the handles that a volume can't get, as long as it may get one."""
+        if volume.status.phase not in _NEW:
+            return frozenset()
         template = volume.spec.get("volumeTemplate")
         return frozenset(
             handle
@@ -188,7 +210,7 @@ class PodVolumeKeeper:
         except Invalid as error:
             await self._tell(_involved_claim(claim["metadata"]), Event(pod_volume_steps.FAILED, str(error)), now)
             return
-        with _already(_CONFLICT):
+        with already(CONFLICT):
             await self._client.create(POD_VOLUME(manifest))
             _log.info("%s: created for the claim %s/%s", claims.name_of(claim), metadata["namespace"], metadata["name"])
         await self._advance(claims.name_of(claim), now)
@@ -212,7 +234,7 @@ class PodVolumeKeeper:
                 _log.warning("%s", visible(f"{name}: {error}"))
                 return
             except ApiError as error:
-                if error.status.code != _CONFLICT:
+                if error.status.code != CONFLICT:
                     await self._refused(view, step, error, now)
                 return
 
@@ -227,13 +249,13 @@ class PodVolumeKeeper:
         ref = _claim_ref(volume, existing)
         claim = await self._got(CLAIM, ref["name"], ref["namespace"]) if ref else None
         template: Labels = {TEMPLATE_LABEL: str(volume.spec.get("volumeTemplate"))}
-        attachments = [each.to_dict() async for each in self._client.list(ATTACHMENT, labels=template)]
+        served = _served([each.to_dict() async for each in self._client.list(ATTACHMENT, labels=template)])
         return View(
             volume,
             tuple(each for each in pods if each),
             claim if claim and claim["metadata"]["uid"] == ref.get("uid") else None,
             existing,
-            any(_stages(each, volume) for each in attachments),
+            _is_staged(volume, served),
             self._taken(volume),
         )
 
@@ -243,14 +265,14 @@ class PodVolumeKeeper:
         match step:
             case CreateRun(stage, number, requested):
                 pod = pod_volumes.run_pod(volume, stage, number, self._namespace, requested)
-                with _already(_CONFLICT):
+                with already(CONFLICT):
                     await client.create(POD(pod))
             case Ungate(pod):
                 patch: Manifest = {"metadata": {"uid": pod.uid}, "spec": {"schedulingGates": None}}
-                with _already(_NOT_FOUND):
+                with already(NOT_FOUND):
                     await client.patch(POD, pod.name, patch, namespace=self._namespace, patch_type=PatchType.MERGE)
             case DeleteRun(pod):
-                with _already(_NOT_FOUND):
+                with already(NOT_FOUND):
                     await client.delete(POD, pod.name, namespace=self._namespace)
             case SetStatus(status, event):
                 patch = {"metadata": _precondition(volume), "status": pod_volumes.status_manifest(status)}
@@ -259,10 +281,10 @@ class PodVolumeKeeper:
                 if event:
                     await self._tell(_involved(view), event, now)
             case CreatePersistentVolume():
-                with _already(_CONFLICT):
+                with already(CONFLICT):
                     await client.create(VOLUME(pod_volumes.persistent_volume(volume)))
             case DeletePersistentVolume():
-                with _already(_NOT_FOUND):
+                with already(NOT_FOUND):
                     await client.delete(VOLUME, volume.name)
             case ReleasePersistentVolume():
                 await self._release(view.persistent_volume or {})
@@ -279,11 +301,11 @@ class PodVolumeKeeper:
 
     async def _finish(self, volume: PodVolume) -> None:
         if not volume.is_ending:
-            with _already(_NOT_FOUND):
+            with already(NOT_FOUND):
                 await self._client.delete(POD_VOLUME, volume.name)
             return
         patch = {"metadata": {**_precondition(volume), "finalizers": None}}
-        with _already(_NOT_FOUND):
+        with already(NOT_FOUND):
             await self._client.patch(POD_VOLUME, volume.name, patch, patch_type=PatchType.MERGE)
             _log.info("%s: nothing is left of it", volume.name)
 
@@ -291,7 +313,7 @@ class PodVolumeKeeper:
         metadata = volume["metadata"]
         others = [each for each in metadata.get("finalizers") or [] if each != FINALIZER]
         patch = {"metadata": {"resourceVersion": metadata["resourceVersion"], "finalizers": others}}
-        with _already(_NOT_FOUND):
+        with already(NOT_FOUND):
             await self._client.patch(VOLUME, metadata["name"], patch, patch_type=PatchType.MERGE)
 
     async def _grow(self, view: View, capacity: int) -> None:
@@ -317,7 +339,7 @@ class PodVolumeKeeper:
             if not (is_ours and is_released) or name in known or await self._got(POD_VOLUME, name):
                 continue
             if existing := await self._got(VOLUME, name):
-                with _already(_NOT_FOUND):
+                with already(NOT_FOUND):
                     await self._client.delete(VOLUME, name)
                 await self._release(await self._got(VOLUME, name) or existing)
 
@@ -332,7 +354,7 @@ class PodVolumeKeeper:
             number = volumes[template.name]
             for patch, of_status in held_templates.patches(template, number):
                 complete = False
-                with _already(_CONFLICT):
+                with already(CONFLICT):
                     resource = TEMPLATE.Status if of_status else TEMPLATE
                     await self._client.patch(resource, template.name, patch, patch_type=PatchType.MERGE)
             if text := held_templates.message(template, number):
@@ -359,21 +381,8 @@ class PodVolumeKeeper:
         await self._tell(_involved(view), Event(pod_volume_steps.FAILED, text), now)
 
     async def _tell(self, involved: Involved, event: Event, now: datetime.datetime) -> None:
-        """Write an event, unless it is there. What can't be written is not tried again."""
-        manifest = events.event(
-            involved, event.reason, event.text, now, is_warning=event.reason in pod_volume_steps.WARNINGS
-        )
-        name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
-        if name in self._told:
-            return
-        if len(self._told) >= _MOST_TOLD:
-            self._told.clear()
-        self._told.add(name)
-        try:
-            await self._client.create(EVENT(manifest))
-        except ApiError as error:
-            if error.status.code != _CONFLICT:
-                _log.warning("%s", visible(f"can't write an event: {error}"))
+        is_warning = event.reason in pod_volume_steps.WARNINGS
+        await self._events.write(events.event(involved, event.reason, event.text, now, is_warning=is_warning))
 
     async def _got(self, resource: Any, name: str, namespace: str = "") -> Manifest | None:
         """Return an object; None, if there is none."""
@@ -381,7 +390,7 @@ class PodVolumeKeeper:
         try:
             found: Manifest = (await self._client.get(resource, name, **where)).to_dict()
         except ApiError as error:
-            if error.status.code == _NOT_FOUND:
+            if error.status.code == NOT_FOUND:
                 return None
             raise
         return found
@@ -397,13 +406,16 @@ def _claim_ref(volume: PodVolume, existing: Mapping[str, Any] | None) -> Mapping
     return (existing.get("spec") or {}).get("claimRef") or {} if existing else volume.claim
 
 
-def _stages(attachment: Mapping[str, Any], volume: PodVolume) -> bool:
-    """Return whether a mount pod of this attachment serves the volume."""
-    spec = attachment.get("spec") or {}
-    if spec.get("persistentVolumeName") == volume.name:
-        return True
-    names = spec.get("volumeTemplate"), spec.get("volumeID")
-    return bool(volume.status.handle) and names == (volume.spec.get("volumeTemplate"), volume.status.handle)
+def _served(attachments: Iterable[Mapping[str, Any]]) -> set[tuple[str, str]]:
+    """Return what mount pods serve: PersistentVolumes, with "" before the name, and handles, with their template."""
+    specs = [each.get("spec") or {} for each in attachments]
+    of_names = {("", str(spec.get("persistentVolumeName"))) for spec in specs}
+    return of_names | {(str(spec.get("volumeTemplate")), str(spec.get("volumeID"))) for spec in specs}
+
+
+def _is_staged(volume: PodVolume, served: Set[tuple[str, str]]) -> bool:
+    handle = volume.status.handle
+    return ("", volume.name) in served or (handle != "" and (str(volume.spec.get("volumeTemplate")), handle) in served)
 
 
 def _precondition(volume: PodVolume) -> Manifest:
@@ -419,13 +431,3 @@ def _involved(view: View) -> Involved:
     if view.claim is not None:
         return _involved_claim(view.claim["metadata"])
     return Involved(volume_templates.API_VERSION, pod_volumes.KIND, "", view.volume.name, view.volume.uid)
-
-
-@contextlib.contextmanager
-def _already(code: int) -> Any:
-    """Take an answer with this code as success: somebody else has done it."""
-    try:
-        yield
-    except ApiError as error:
-        if error.status.code != code:
-            raise

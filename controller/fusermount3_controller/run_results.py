@@ -48,12 +48,17 @@ class RunPod(NamedTuple):
     message: str = ""
 
 
-def existing(pod: Mapping[str, Any], owner: str) -> RunPod | None:
+def owner(pod: Mapping[str, Any]) -> str:
+    """Return the UID of the PodVolume that the pod belongs to; empty, if it belongs to none."""
+    owners = pod["metadata"].get("ownerReferences") or []
+    return next((str(each.get("uid")) for each in owners if each.get("controller") and each.get("kind") == KIND), "")
+
+
+def existing(pod: Mapping[str, Any], owned_by: str) -> RunPod | None:
     """Return what the pod is of the PodVolume with this UID; None, if it belongs to none or to another one."""
     metadata, spec, status = (pod.get(name) or {} for name in ("metadata", "spec", "status"))
-    owners = [each for each in metadata.get("ownerReferences") or [] if each.get("controller")]
     match = _NUMBER.fullmatch(metadata.get("name") or "")
-    if not match or not any(each.get("kind") == KIND and each.get("uid") == owner for each in owners):
+    if not match or owner(pod) != owned_by:
         return None
     phase = status.get("phase")
     terminated = [

@@ -15,10 +15,13 @@ from fusermount3_controller import pod_volumes
 from fusermount3_controller.cluster_cache import ClusterCache
 from fusermount3_controller.controller_metrics import Metrics
 from fusermount3_controller.held_templates import FINALIZER
+from fusermount3_controller.packing import packed
 from fusermount3_controller.pod_volume_keeper import PodVolumeKeeper
 from fusermount3_controller.pod_volume_steps import Finish, SetStatus, View
 from fusermount3_controller.pod_volumes import ABANDON
+from fusermount3_controller.served_volumes import Kind
 from tests.unit.controller.api_server import CLASSES, POD_VOLUMES, TEMPLATES, VOLUMES, ApiServer
+from tests.unit.controller.cluster import user
 from tests.unit.controller.test_cluster_cache import until
 from tests.unit.controller.volumes import claim, dynamic, known, manifest_of, storage_class
 
@@ -275,5 +278,29 @@ def test_a_status_is_written_only_on_what_it_was_decided() -> None:
                 with pytest.raises(ApiError, match="has been modified"):
                     await keeper._do(View(ending), step, now)
         assert cluster.api.objects[POD_VOLUME]["status"] == {"phase": "Creating"}
+
+    asyncio.run(run())
+
+
+def test_what_becomes_of_pods_of_others_has_nobody_look() -> None:
+    """A cluster has many of them; a pod of a PodVolume is kept as long as it is there."""
+
+    async def run() -> None:
+        cluster = Cluster()
+        await cluster.fill()
+        async with cluster.api.client() as client:
+            keeper = PodVolumeKeeper(client, ClusterCache(client, provisioning=True), cluster.metrics, "fuse-mounts")
+            keeper._hear(Kind.POD, None, packed(user()))
+            keeper._hear(Kind.POD, packed(user()), None)
+            assert not keeper._changed.is_set()
+            owner = {"kind": pod_volumes.KIND, "uid": "1", "controller": True}
+            before = {"metadata": {"name": f"{NAME}-0", "ownerReferences": [owner]}}
+            after = {**before, "status": {"phase": "Succeeded"}}
+            keeper._hear(Kind.POD, None, packed(before))
+            assert keeper._changed.is_set()
+            keeper._hear(Kind.POD, packed(before), packed(after))
+            assert keeper._runs == {"1": {f"{NAME}-0": after}}
+            keeper._hear(Kind.POD, packed(after), None)
+            assert keeper._runs == {}
 
     asyncio.run(run())
