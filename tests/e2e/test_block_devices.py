@@ -19,7 +19,8 @@ from tests.e2e import volumes
 from tests.e2e.hostile import in_private_namespace
 from tests.e2e.owned_front import PATIENCE, process_that
 from tests.e2e.volumes import a_volume, mount_fusectl
-from tests.lab import loop
+from tests.lab import loop, tinyfuse
+from tests.lab.forked import ending_afterwards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -190,6 +191,35 @@ def test_a_front_that_lies_about_an_offer_is_refused(tmp_path: Path) -> None:
         start = mounter.StartLend(PATIENCE, source.relative(source.target), source.relative(source.target), False)
         assert front.begin(start, node).hear() == refused
         assert not block.target.exists()
+
+    with_disk(tmp_path, body)
+
+
+def test_a_fuse_program_that_forges_the_attributes_of_a_node_is_not_believed(tmp_path: Path) -> None:
+    """It answers for all attributes of its filesystem, also for those that only root may set elsewhere."""
+
+    def body(front: OwnedFront, source: Volume, block: BlockVolume, path: Path) -> None:
+        said = b"0 0 " + source.relative(source.target)
+        place = tmp_path / "forged"
+        place.mkdir()
+        fuse = os.open("/dev/fuse", os.O_RDWR)
+        if (server := os.fork()) == 0:
+            with ending_afterwards():
+                syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+                tinyfuse.serve_a_node(fuse, path.stat().st_rdev, said)
+        data = b"fd=%d,rootmode=40000,user_id=0,group_id=0" % fuse
+        syscalls.mount(b"forged", bytes(place), b"fuse", 0, data)
+        os.close(fuse)
+        forged = os.open(place / os.fsdecode(tinyfuse.NAME), os.O_PATH)
+        try:
+            assert os.fstat(forged).st_rdev == path.stat().st_rdev
+            assert os.getxattr(f"/proc/self/fd/{forged}", "trusted.fusermount3-broker.device") == said
+            assert block.lend(front, source, forged) == mounter.Failed(errno.EPERM, b"check the device")
+        finally:
+            os.close(forged)
+            syscalls.umount2(bytes(place), syscalls.MNT_DETACH)
+            os.kill(server, signal.SIGKILL)
+            os.waitpid(server, 0)
 
     with_disk(tmp_path, body)
 

@@ -16,6 +16,7 @@ BLOCK_SIZE = 4096
 
 _LOOKUP, _FORGET, _GETATTR, _OPEN, _READ, _STATFS, _RELEASE = 1, 2, 3, 14, 15, 17, 18
 _FLUSH, _INIT, _OPENDIR, _READDIR, _RELEASEDIR, _INTERRUPT, _BATCH_FORGET = 25, 26, 27, 28, 29, 36, 42
+_GETXATTR = 22
 _ROOT, _FILE = 1, 2
 _INIT_REPLY = struct.pack("=IIIIHHIIHH28x", 7, 31, 65536, 0, 12, 9, 65536, 1, 0, 0)
 _STATFS_REPLY = struct.pack("=5Q4I24x", BLOCKS, BLOCKS // 2, BLOCKS // 4, 100, 50, BLOCK_SIZE, 255, BLOCK_SIZE, 0)
@@ -30,6 +31,36 @@ def serve(device: int, content: bytes = b"hello", hangs: bool = False, mode: int
     signal.alarm(120)
     while True:
         answer(device, content, hangs, mode)
+
+
+def serve_a_node(device: int, number: int, attribute: bytes) -> None:
+    """Serve, until the filesystem has ended, one whose only file is the node of a block device with that number.
+
+    Each extended attribute has the value `attribute`. Raises OSError.
+    """
+    signal.alarm(120)
+    node = struct.pack("=6Q10I", _FILE, 0, 0, 0, 0, 0, 0, 0, 0, 0o060600, 1, 0, 0, number, BLOCK_SIZE, 0)
+    attributes = {_ROOT: _attributes(_ROOT, b"", 0), _FILE: node}
+    while True:
+        request = os.read(device, 1 << 17)
+        _, opcode, unique, of, *_ = struct.unpack_from("=IIQQ", request)
+        if opcode in (_FORGET, _BATCH_FORGET, _INTERRUPT):
+            continue
+        body, error = b"", 0
+        if opcode == _INIT:
+            body = _INIT_REPLY
+        elif opcode == _STATFS:
+            body = _STATFS_REPLY
+        elif opcode == _GETATTR:
+            body = struct.pack("=QII", 0, 0, 0) + attributes[of]
+        elif opcode == _LOOKUP:
+            body = struct.pack("=QQQQII", _FILE, 1, 0, 0, 0, 0) + node
+        elif opcode == _GETXATTR:
+            (size,) = struct.unpack_from("=I", request, 40)
+            body = attribute if size else struct.pack("=II", len(attribute), 0)
+        else:
+            error = errno.ENOSYS
+        os.write(device, struct.pack("=IiQ", 16 + len(body), -error, unique) + body)
 
 
 def answer(device: int, content: bytes = b"hello", hangs: bool = False, mode: int = 0o644) -> None:

@@ -254,6 +254,10 @@ def peer_groups(fd: int) -> list[int]:
                 raise
 
 
+#: include/uapi/linux/magic.h
+TMPFS_MAGIC = 0x01021994
+
+
 def fstatfs_type(fd: int) -> int:
     """Return f_type of fstatfs(2): the magic number of the filesystem, the first word of struct statfs."""
     buffer = ctypes.create_string_buffer(256)

@@ -5,8 +5,9 @@ opens a node, the kernel asks the device filter of its cgroup (fs/namei.c, inode
 node that a pod has only made, with CAP_MKNOD, or a descriptor opened with O_PATH, proves nothing.
 
 Nobody gets the pod's own node, which the pod could change. The broker makes nodes: first one on a filesystem that is
-mounted nowhere, for the front to keep. An extended attribute, which only the mounter can set, says what it is for. So
-the front can't pretend that a device was offered. Then one for each volume, mounted on a file at the volume's target.
+mounted nowhere, for the front to keep. An extended attribute, which on tmpfs only the mounter can set, says what it is
+for. So the front can't pretend that a device was offered. Then one for each volume, mounted on a file at the volume's
+target.
 
 When a device is gone, its number may become another disk's. So each node also has the sequence number of the disk, on
 kernels that have those (since 5.15).
@@ -54,7 +55,12 @@ class Disk(NamedTuple):
 
     @classmethod
     def of(cls, node: int) -> "Disk | None":
-        """Return what the node of a descriptor is for; None if the mounter has not made it. Raises OSError."""
+        """Return what the node of a descriptor is for; None if the mounter has not made it. Raises OSError.
+
+        On tmpfs, only the mounter can have set its attribute. A FUSE program answers for those of its filesystem.
+        """
+        if syscalls.fstatfs_type(node) != syscalls.TMPFS_MAGIC:
+            return None
         found = os.fstat(node)
         if not stat.S_ISBLK(found.st_mode):
             return None

@@ -22,8 +22,6 @@ from fusermount3_broker.mounter.volume_helper import VolumeHelper
 
 #: The uid that a user namespace shows for users that are not mapped in it (/proc/sys/kernel/overflowuid).
 OVERFLOW_UID = 65534
-#: include/uapi/linux/magic.h
-TMPFS_MAGIC = 0x01021994
 
 
 class Mountpoint:
@@ -308,7 +306,7 @@ def _facts_of_volume(caller: Caller) -> mounter.MountFacts:
         gid=caller.gid,
         root_mode=stat.S_IFDIR,
         foreign_sticky=False,
-        filesystem=TMPFS_MAGIC,
+        filesystem=syscalls.TMPFS_MAGIC,
         search_errno=0,
         access_errno=0,
         mount_namespace=caller.mount_namespace,
