@@ -339,7 +339,7 @@ def test_the_capacity_is_that_of_what_is_shared() -> None:
 
 def test_of_a_block_volume_only_the_size_is_told() -> None:
     stated = csi.Stated(0, True, 4096, 0, 0, 0, 0, b"", block=True)
-    assert volume_requests.stats(stated).usage == [VolumeUsage(unit=VolumeUsage.BYTES, total=4096)]
+    assert list(volume_requests.stats(stated).usage) == [VolumeUsage(unit=VolumeUsage.BYTES, total=4096)]
 
 
 def test_a_capability_is_required() -> None:
