@@ -31,8 +31,10 @@ def inject(pod: Mapping[str, Any], known: Known) -> Manifest:
     if wish is False:
         return result
     named = uses(pod, known)
-    wanted = [use for use in named if use.template.placement is Placement.SIDECAR]
     spec = result.get("spec") or {}
+    # kubelet publishes no other volumes: a program would wait for its socket, and the pod for the program.
+    used = {mount.get("name") for container in _containers(spec) for mount in _uses_of_volumes(container)}
+    wanted = [use for use in named if use.template.placement is Placement.SIDECAR and use.volume in used]
     present = {container.get("name") for container in spec.get("initContainers") or []}
     injected = [volume["name"] for volume in spec.get("volumes") or [] if _is_injected(volume, wanted, present)]
     missing = [use for use in wanted if use.container not in present and not _is_served(use, spec)]
@@ -55,6 +57,10 @@ def _is_injected(volume: Manifest, wanted: list[Use], present: set[Any]) -> bool
 
 def _containers(spec: Manifest) -> Iterator[Manifest]:
     yield from (*(spec.get("initContainers") or []), *(spec.get("containers") or []))
+
+
+def _uses_of_volumes(container: Manifest) -> list[Manifest]:
+    return [*(container.get("volumeMounts") or []), *(container.get("volumeDevices") or [])]
 
 
 def _is_served(use: Use, spec: Manifest) -> bool:

@@ -106,6 +106,15 @@ def test_a_pod_with_six_lines_for_a_volume_reads_and_writes_through_sshfs(node: 
         assert created["spec"]["serviceAccountName"] == "default"
 
 
+def test_a_pod_starts_that_uses_none_of_its_volumes(node: ClusterNode) -> None:
+    """kubelet publishes none of them, so a sidecar would wait for ever for its socket."""
+    idle = pod(INLINE)
+    del idle["spec"]["containers"][0]["volumeMounts"]
+    with applied(node, [idle]) as running:
+        running.wait_until_ready()
+        assert "initContainers" not in json.loads(node.kubectl("get", "pod", "app", "--output=json").stdout)["spec"]
+
+
 def test_a_job_with_a_sidecar_is_complete_when_its_own_container_has_ended(node: ClusterNode) -> None:
     """The sidecar has ended by itself, too: nobody had to kill it."""
     template = pod(INLINE)

@@ -163,6 +163,19 @@ def test_each_volume_has_its_own_sidecar_and_socket() -> None:
     assert "'a' and 'b' would have the same socket" in refused(two, bound())
 
 
+def test_a_volume_that_no_container_uses_gets_no_sidecar_for_kubelet_does_not_publish_it() -> None:
+    before = pod(inline("used"), inline("unused"))
+    app = before["spec"]["containers"][0]
+    del app["volumeMounts"][1]
+    assert sidecars(inject(before, KNOWN)) == ["fuse-used"]
+    early = {"name": "early", "image": "i", "volumeMounts": [{"name": "unused", "mountPath": "/x"}]}
+    before["spec"]["initContainers"] = [early]
+    assert sidecars(inject(before, KNOWN)) == ["fuse-used", "fuse-unused", "early"]
+    before["spec"]["initContainers"] = []
+    app["volumeDevices"] = [{"name": "unused", "devicePath": "/dev/x"}]
+    assert sidecars(inject(before, KNOWN)) == ["fuse-used", "fuse-unused"]
+
+
 def test_sidecars_share_no_volume_by_chance() -> None:
     said = refused(pod(inline("fd-passing-a"), inline("a-mountpoint")))
     assert "two sidecars would have a volume 'fuse-fd-passing-a-mountpoint'" in said
