@@ -15,6 +15,7 @@ import yaml
 
 from tests.cluster import configuration, images
 from tests.cluster.commands import execute
+from tests.cluster.pods import Pod
 from tests.e2e.documented import block, blocks
 from tests.kubernetes.objects import CONTROLLER, KUSTOMIZATION
 from tests.lab.cache import Cache, recipe_hash
@@ -96,6 +97,14 @@ def wait_until_ready(node: ClusterNode) -> None:
         *("--namespace", NAMESPACE, "rollout", "status", DEPLOYMENT, "--timeout=180s"), check=False, timeout=200
     )
     assert rolled.returncode == 0, description(node)
+
+
+def kill(node: ClusterNode) -> list[str]:
+    """Kill both replicas, which kubelet starts again; return the names of their pods."""
+    names = node.kubectl("--namespace", NAMESPACE, "get", "pods", "--output=jsonpath={.items[*].metadata.name}").stdout
+    for name in names.split():
+        Pod(node, name, NAMESPACE).kill("controller")
+    return names.split()
 
 
 def description(node: ClusterNode) -> str:
