@@ -23,8 +23,7 @@ def kept(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
     of_status = _some(status, ("phase", "reason", "message"))
     if context := _some(spec.get("securityContext"), ("fsGroup",)):
         of_spec["securityContext"] = context
-    if not mount_pods.existing(pod):
-        of_spec["volumes"] = [each for each in volumes if len(each) > 1]
+    of_spec["volumes"] = [each for each in volumes if len(each) > 1]
     conditions = ("PodScheduled", "Ready") if owners else ("PodScheduled",)
     of_status["conditions"] = [
         _some(each, ("type", "status", "reason", "message", "lastTransitionTime"))

@@ -16,7 +16,7 @@ from fusermount3_controller.mount_pod_keeper import MountPodKeeper
 from fusermount3_controller.wanted_mount_pods import Wanted, wanted
 from tests.unit.controller.api_server import ATTACHMENTS, CLASSES, TEMPLATES, VOLUMES, ApiServer
 from tests.unit.controller.cluster import at, known, mount_of, mount_pod, user
-from tests.unit.controller.samples import Manifest, claim, inline, shared, volume
+from tests.unit.controller.samples import Manifest, claim, inline, pod_of, shared, volume
 from tests.unit.controller.test_cluster_cache import CLASS, until
 
 if TYPE_CHECKING:
@@ -145,6 +145,33 @@ def test_a_mount_pod_that_fails_is_replaced_and_its_users_are_told() -> None:
             says = f"mount pod fuse-mounts/{NAME}-0: Evicted: low on memory"
             assert ("MountPodFailed", says) in cluster.events()
             assert len(cluster.events()) == 3
+
+    asyncio.run(run())
+
+
+def test_a_mount_pod_that_uses_another_volume_gets_a_mount_pod_for_it() -> None:
+    """As one does that encrypts what is stored there."""
+
+    async def run() -> None:
+        cluster = Cluster()
+        await cluster.fill()
+        upper = shared("upper")
+        pod_of(upper)["volumes"] = [{"name": "base", "persistentVolumeClaim": {"claimName": "lower"}}]
+        await cluster.api.put(f"{TEMPLATES}/upper", upper)
+        await cluster.api.put(f"{VOLUMES}/lower", volume("lower"))
+        await cluster.api.put(f"{VOLUMES}/photos", volume(template="upper"))
+        in_mounts = "/api/v1/namespaces/fuse-mounts/persistentvolumeclaims/lower"
+        lower = claim("lower", volumeName="lower")
+        lower["metadata"]["namespace"] = "fuse-mounts"
+        await cluster.api.put(in_mounts, lower)
+        async with cluster.kept():
+            await until(lambda: len(cluster.named(MOUNTS)) == 1)
+            (name,) = cluster.named(MOUNTS)
+            made = copy.deepcopy(cluster.api.objects[f"{MOUNTS}/{name}"])
+            made["spec"]["nodeName"] = "n1"
+            await cluster.api.put(f"{MOUNTS}/{name}", made)
+            await until(lambda: len(cluster.named(MOUNTS)) == 2)
+            await until(lambda: [each["name"] for each in cluster.workloads() if each["namespace"] != "team"] == [name])
 
     asyncio.run(run())
 
