@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.documented import options_of, with_paths_of
+from tests.journeys.journey import walking
 from tests.lab.images import BUSYBOX, image_tag
 from tests.lab.podman import Volume
 from tests.lab.programs import whoamifs
@@ -32,10 +33,13 @@ def volumes(broker: Broker) -> list[Volume]:
 @pytest.mark.parametrize(("user", "mountpoint"), [("0:0", "/mnt"), ("1000:1000", "/home/user/mnt")])
 def test_a_container_mounts_as(user: str, mountpoint: str, volumes: list[Volume]) -> None:
     command = ["sh", "-c", 'whoamifs --probe "$0" && cat /proc/self/uid_map', mountpoint]
-    result = run_rootless(image_tag(BUSYBOX), volumes, ["--user", user], *command)
-    assert result.returncode == 0, result.stdout + result.stderr
-    *probe, root, others = result.stdout.splitlines()
-    assert "ok=yes" in probe
+    with walking("Podman without root") as journey:
+        journey.typed()
+        result = run_rootless(image_tag(BUSYBOX), volumes, ["--user", user], *command)
+        assert result.returncode == 0, result.stdout + result.stderr
+        *probe, root, others = result.stdout.splitlines()
+        assert "ok=yes" in probe
+        journey.mounted()
     assert [root.split(), others.split()] == [["0", str(UID), "1"], ["1", str(FIRST_SUBORDINATE), "65536"]]
 
 

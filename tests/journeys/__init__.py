@@ -1,0 +1,1 @@
+"""Journeys: who starts from nothing and follows only the pages gets a mount. See `tests.journeys.journey`."""
