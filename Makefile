@@ -148,6 +148,10 @@ test-cluster-long: root venv static lab-packages  ## more of them, before each r
 site-check: venv site-packages  ## the site in a browser, at two widths, and what axe says of it; `make release-check` does so, too
 	$(VENV)/bin/python -m pytest tests/site
 
+.PHONY: journeys
+journeys: root venv static lab-packages  ## from a bare machine to a mount by the pages alone, into docs/where-it-runs.md; before each release
+	$(VENV)/bin/python -m tests.journeys
+
 .PHONY: lint
 lint: venv  ## ruff and mypy --strict
 	$(VENV)/bin/ruff format --check .
@@ -181,7 +185,7 @@ release: venv image-packages release-packages  ## VERSION=1.2.3: that commit, an
 	$(VENV)/bin/python -m release $(VERSION)
 
 .PHONY: release-check
-release-check: site-check  ## VERSION=1.2.3: that in two fresh clones, which have to make the same bytes; two hours
+release-check: site-check journeys  ## VERSION=1.2.3: that in two fresh clones, which have to make the same bytes; two hours
 	$(VENV)/bin/python -m release.check $(VERSION)
 
 SECONDS := 60

@@ -11,8 +11,9 @@ import pytest
 #: Wherever a test waits for the fuzz engine, it runs beside the session; a session of several processes has one.
 pytest_plugins = ["tests.fuzz.background"]
 
-#: `make site-check` runs these, before each release: they need a browser. pytest ignores no directory that it is told.
-collect_ignore = ["site"]
+#: `make site-check` and `make journeys` run these, before each release: a browser, and whole hosts. pytest ignores no
+#: directory that it is told.
+collect_ignore = ["site", "journeys"]
 
 #: Read by grpcio when it is imported. Otherwise gRPC, once used in the process of the tests, starts its threads again
 #: in each process that a test forks, and a process with threads can't enter another user namespace (unshare(2)).
