@@ -27,6 +27,6 @@ and makes them. All of these are pure.
 volumes refer to and, as `kept_pods` and `packing` say, pods. `mount_pod_keeper` keeps the mount pods and writes
 `mount_pod_events`: node by node, as `node_index` finds what concerns a node, and when `look_queue` says.
 `pod_volume_keeper` keeps the volumes of claims; both have the `event_writer` write `events`. `api_errors` has those of
-the API server that are no failure. `certificate_keeper` keeps the certificates, `controller_metrics` counts. `cli` has
-the commands.
+the API server that are no failure. `leader_election` has one replica do so at a time, as `election` decides.
+`certificate_keeper` keeps the certificates, `controller_metrics` counts. `cli` has the commands.
 """

@@ -135,13 +135,15 @@ def _asked(name: str) -> str:
 @click.option(
     "--configuration", metavar="NAME", default=_NAME, show_default=True, help="Of the two webhook configurations."
 )
+@click.option("--lease", metavar="NAME", default=_NAME, show_default=True, help="In that namespace; its holder leads.")
 @click.option("--mount-namespace", metavar="NAME", default=_MOUNTS, show_default=True, help="Of mount pods.")
 @click.option("--provisioning", is_flag=True, help="Also create and delete volumes for claims, in that namespace.")
 def webhook(**settings: Any) -> None:
     """Give pods their sidecars when they are created, and run pods for the volumes that they share.
 
     An admission webhook: the API server asks it about pods that have volumes of the driver, and about VolumeTemplates.
-    Beside it, mount pods are created and deleted as shared volumes are used; and volumes, as claims ask for them.
+    Beside it, mount pods are created and deleted as shared volumes are used; and volumes, as claims ask for them. Of
+    several replicas, all answer, and one at a time, which holds the Lease, does the rest.
     The cluster is that of the pod in which it runs, or that of KUBECONFIG. It ends on SIGTERM, after the requests in
     flight.
     """

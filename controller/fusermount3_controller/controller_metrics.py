@@ -87,6 +87,12 @@ class Metrics:
         if numbers or waiting:
             self._of_nodes[node] = numbers, waiting
 
+    def forget_mount_pods(self) -> None:
+        """Have the exposition count no mount pods, nor pods that wait: another process does."""
+        self._of_nodes.clear()
+        self._mount_pods.clear()
+        self._waiting.set(0)
+
     def show_pod_volumes(self, numbers: Mapping[tuple[str, str], int]) -> None:
         """Have the exposition tell of the PodVolumes, by template and phase."""
         self._pod_volumes.clear()
@@ -123,6 +129,15 @@ class Metrics:
             registry=self._registry,
         )
         oldest.set_function(age)
+
+    def show_leader(self, is_leader: Callable[[], bool]) -> None:
+        """Have the exposition tell whether this process looks after pods."""
+        gauge = Gauge(
+            f"{_PREFIX}_leader",
+            "1, if this process holds the Lease and looks after mount pods and volumes, else 0.",
+            registry=self._registry,
+        )
+        gauge.set_function(is_leader)
 
     def show_certificate(self, expiry: Callable[[], float]) -> None:
         """Have the exposition tell when the serving certificate expires."""

@@ -1,11 +1,15 @@
-"""The process: the webhook's servers, and what keeps the cache, certificates and mount pods, until SIGTERM."""
+"""The process, until SIGTERM: the webhook's servers, and what keeps the cache, certificates and, if it leads, pods."""
 
 import asyncio
 import gc
 import logging
 import signal
+import socket
 import sys
-from typing import NamedTuple
+import uuid
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple, NoReturn
 
 from aiohttp import web
 from lightkube import AsyncClient
@@ -13,6 +17,7 @@ from lightkube import AsyncClient
 from fusermount3_controller.certificate_keeper import CertificateKeeper, Names
 from fusermount3_controller.cluster_cache import ClusterCache
 from fusermount3_controller.controller_metrics import Metrics
+from fusermount3_controller.leader_election import LeaderElection
 from fusermount3_controller.mount_pod_keeper import MountPodKeeper
 from fusermount3_controller.pod_volume_keeper import PodVolumeKeeper
 from fusermount3_controller.webhook import Webhook, health
@@ -39,6 +44,7 @@ class Settings(NamedTuple):
     service: str
     secret: str
     configuration: str
+    lease: str
     mount_namespace: str
     provisioning: bool = False
 
@@ -62,17 +68,19 @@ async def _serve(settings: Settings) -> None:
     cache, metrics = ClusterCache(client, provisioning=settings.provisioning), Metrics()
     metrics.show_cache(cache.sizes, cache.age)
     metrics.show_certificate(keeper.expiry)
-    mount_pods = MountPodKeeper(client, cache, metrics, settings.mount_namespace)
-    keepers = [cache.follow(), keeper.keep(), mount_pods.keep()]
+    election = LeaderElection(client, namespace, settings.lease, f"{socket.gethostname()}_{uuid.uuid4()}")
+    metrics.show_leader(election.is_leader)
+    keepers: list[MountPodKeeper | PodVolumeKeeper] = [MountPodKeeper(client, cache, metrics, settings.mount_namespace)]
     if settings.provisioning:
-        keepers.append(PodVolumeKeeper(client, cache, metrics, settings.mount_namespace).keep())
+        keepers.append(PodVolumeKeeper(client, cache, metrics, settings.mount_namespace))
     webhook = Webhook(cache, metrics)
     ended = _ended()
     runners = [
         web.AppRunner(each, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN)
         for each in (webhook.application(), health(webhook, metrics, cache.is_full, keeper.is_trusted))
     ]
-    tasks = [asyncio.create_task(each) for each in keepers]
+    leading = asyncio.create_task(election.keep(partial(_keep, keepers)))
+    tasks = [leading, *(asyncio.create_task(each) for each in (cache.follow(), keeper.keep()))]
     try:
         for runner in runners:
             await runner.setup()
@@ -84,6 +92,7 @@ async def _serve(settings: Settings) -> None:
         for each in done:
             each.result()  # raises, if what should never end has ended
         webhook.drain()
+        leading.cancel()
         _log.info("ending, after the requests in flight")
         await asyncio.sleep(LINGER)
     finally:
@@ -93,6 +102,13 @@ async def _serve(settings: Settings) -> None:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await client.close()
+
+
+async def _keep(keepers: Sequence[MountPodKeeper | PodVolumeKeeper]) -> NoReturn:
+    async with asyncio.TaskGroup() as tasks:
+        for each in keepers:
+            tasks.create_task(each.keep())
+    raise AssertionError("no keeper ends")
 
 
 def _ended() -> asyncio.Event:

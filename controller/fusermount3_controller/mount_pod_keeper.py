@@ -3,14 +3,13 @@
 Mount pods have to do with pods of their own node only, so each node is looked at by itself: when something is heard of
 it, and from time to time.
 
-Replicas do the same, each by itself, for what one of them creates has a name that the other would give it, too. Nothing
-is remembered that matters: after a crash, the next look finds what is still to be done.
+It is right if two replicas do the same, each by itself, for what one of them creates has a name that the other would
+give it, too. Nothing is remembered that matters: after a crash, the next look finds what is still to be done.
 """
 
 import asyncio
 import datetime
 import logging
-import random
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -50,9 +49,8 @@ _RESYNC = 60.0
 _COLLECTING = 0.3
 #: Seconds until the next try, if the API server can't be asked.
 _PAUSE = 2.0
-#: Seconds for which a status may be old: so those that follow each other closely are written once. Each replica waits
-#: for another time between these, and mostly sees then that the other one has written it.
-_STATUS_DELAY = (0.5, 2.0)
+#: Seconds for which a status may be old: so those that follow each other closely are written once.
+_STATUS_DELAY = 1.0
 #: Nodes that are looked at at once: each waits for the API server most of the time.
 _AT_ONCE = 16
 #: Fields of a status that are not always there.
@@ -84,9 +82,12 @@ class MountPodKeeper:
         """Look at each node when something of it is heard, and from time to time."""
         while not self._cache.is_full():
             await asyncio.sleep(_COLLECTING)
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(_AT_ONCE):
-                tasks.create_task(self._keep(interval))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(_AT_ONCE):
+                    tasks.create_task(self._keep(interval))
+        finally:
+            self._metrics.forget_mount_pods()
         raise AssertionError("no task ends")
 
     def _hear(self, kind: Kind, before: Any, after: Any) -> None:
@@ -197,7 +198,7 @@ class MountPodKeeper:
                 with already(NOT_FOUND):
                     await self._client.delete(ATTACHMENT, name)
             case SetStatus(name, status):
-                due = self._statuses.setdefault(name, time.monotonic() + random.uniform(*_STATUS_DELAY))
+                due = self._statuses.setdefault(name, time.monotonic() + _STATUS_DELAY)
                 if time.monotonic() < due:
                     return
                 del self._statuses[name]

@@ -115,6 +115,13 @@ class PodVolumeKeeper:
 
     async def keep(self, interval: float = INTERVAL) -> NoReturn:
         """Look whenever something is heard, when a time has come, and from time to time."""
+        try:
+            await self._keep(interval)
+        finally:
+            self._held = None  # another replica may change it
+            self._metrics.show_pod_volumes({})
+
+    async def _keep(self, interval: float) -> NoReturn:
         while True:
             now = datetime.datetime.now(datetime.UTC)
             pause = _COLLECTING

@@ -295,7 +295,10 @@ def test_the_controller_has_no_right_that_it_does_not_need(node: ClusterNode) ->
     of_cluster |= {(attachments, "[]", "create delete get list watch"), ("events", "[]", "create")}
     of_cluster |= {(f"{attachments}/status", "[]", "patch")}
     assert rights("default") == of_cluster
-    assert rights(NAMESPACE) == of_cluster | {("secrets", f"[{NAME}-tls]", "get patch")}
+    assert rights(NAMESPACE) == of_cluster | {
+        ("secrets", f"[{NAME}-tls]", "get patch"),
+        ("leases.coordination.k8s.io", f"[{NAME}]", "get patch"),
+    }
     read_only = ("pods", "[]", "get list watch")
     assert rights("fuse-mounts") == of_cluster - {read_only} | {("pods", "[]", "create delete get list watch")}
 

@@ -144,7 +144,12 @@ def test_it_may_read_what_it_watches_and_write_what_is_its_own() -> None:
     provisioning = watched[Kind.POD_VOLUME]
     assert readable == {(each.resource.group, each.plural) for each in watched.values() if each is not provisioning}
     assert watched.keys() == set(Kind)
-    (rule,) = the("Role", OBJECTS)["rules"]
+    rule, of_lease = the("Role", OBJECTS)["rules"]
+    assert (of_lease["resources"], of_lease["verbs"]) == (["leases"], ["get", "patch"])
+    lease = the("Lease", OBJECTS)
+    assert of_lease["resourceNames"] == [lease["metadata"]["name"]] == [options()["lease"]]
+    # Applied again, it leaves the Lease to its holder.
+    assert "spec" not in lease
     assert (rule["resources"], rule["verbs"]) == (["secrets"], ["get", "patch"])
     assert rule["resourceNames"] == [SECRET["metadata"]["name"]]
     assert "data" not in SECRET and "stringData" not in SECRET

@@ -25,6 +25,7 @@ IN_C = re.compile(r"\b(time|gettimeofday|timespec_get|CLOCK_REALTIME\w*)\b *[(,]
 
 ALLOWED = {
     "controller/fusermount3_controller/certificate_keeper.py": "renews certificates, which expire at a time of day",
+    "controller/fusermount3_controller/leader_election.py": "notes when the Lease was renewed, to be shown",
     "controller/fusermount3_controller/mount_pod_keeper.py": "compares what the API server has dated",
     "controller/fusermount3_controller/pod_volume_keeper.py": "the same, and when a stage is to be tried again",
     "fusermount3_broker/cli/mounts_table.py": "shows how old a mount is",

@@ -54,7 +54,7 @@ PURE_LIBRARIES = {
 #: Modules of the controller that act: the others touch no file, socket or process.
 ACTING_IN_CONTROLLER = {
     *("api_errors", "certificate_keeper", "cli", "cluster_cache", "controller_metrics", "daemon", "event_writer"),
-    *("look_queue", "mount_pod_keeper", "pod_volume_keeper", "webhook"),
+    *("leader_election", "look_queue", "mount_pod_keeper", "pod_volume_keeper", "webhook"),
 }
 #: What these others import; the last line is the extra `[controller]`.
 PURE_LIBRARIES_IN_CONTROLLER = {

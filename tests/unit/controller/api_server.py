@@ -127,7 +127,7 @@ class ApiServer:
         return _json(self.objects[request.path])
 
     async def _patch_plain(self, path: str, patch: Manifest) -> web.StreamResponse:
-        changed = _patched(self.objects[path], patch)
+        changed = patched(self.objects[path], patch)
         if changed["metadata"].get("deletionTimestamp") and not changed["metadata"].get("finalizers"):
             await self.remove(path)
         else:
@@ -183,15 +183,15 @@ class ApiServer:
             version = patch.get("metadata", {}).get("resourceVersion")
             if version not in (None, self.objects[path]["metadata"]["resourceVersion"]):
                 return _status(409, "the object has been modified")
-            status = _patched(self.objects[path].get("status", {}), patch["status"])
+            status = patched(self.objects[path].get("status", {}), patch["status"])
             await self.put(path, {**self.objects[path], "status": status})
             return _json(self.objects[path])
         if request.path not in self.objects:
             return _status(404, "not found")
-        current = self.objects[request.path]
         metadata = patch.get("metadata", {})
         version = metadata.pop("resourceVersion", None)
         await asyncio.sleep(0)  # another writer may come first
+        current = self.objects[request.path]
         if version not in (None, current["metadata"]["resourceVersion"]):
             return _status(409, "the object has been modified")
         if "webhooks" not in patch and "data" not in patch:
@@ -211,14 +211,14 @@ def _has_labels(manifest: Manifest, selector: str) -> bool:
     )
 
 
-def _patched(value: Manifest, patch: Manifest) -> Manifest:
+def patched(value: Manifest, patch: Manifest) -> Manifest:
     """Return what a merge patch (RFC 7396) makes of an object."""
     result = dict(value)
     for name, each in patch.items():
         if each is None:
             result.pop(name, None)
         else:
-            result[name] = _patched(result.get(name) or {}, each) if isinstance(each, dict) else each
+            result[name] = patched(result.get(name) or {}, each) if isinstance(each, dict) else each
     return result
 
 

@@ -146,6 +146,8 @@ def test_the_process_answers_by_https_and_after_sigterm_the_requests_in_flight(t
         await api.put(f"{TEMPLATES}/s3", template())
         await api.put(f"{CLASSES}/other", {"provisioner": "other"})
         await api.put(f"/api/v1/namespaces/{NAMESPACE}/secrets/fusermount3-controller-tls", {})
+        lease = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/fusermount3-controller"
+        await api.put(lease, {})
         webhooks: list[Manifest] = [
             {"name": "a.dev", "admissionReviewVersions": ["v1"], "sideEffects": "None", "clientConfig": {}}
         ]
@@ -165,6 +167,10 @@ def test_the_process_answers_by_https_and_after_sigterm_the_requests_in_flight(t
             try:
                 async with ClientSession() as session, asyncio.timeout(30):
                     while not await _is_ready(session, health_port):
+                        await asyncio.sleep(0.05)
+                    while "spec" not in api.objects[lease] or "controller_leader 1.0" not in await _metrics(
+                        session, health_port
+                    ):
                         await asyncio.sleep(0.05)
                 bundle = _bundle(api, path)
                 context = ssl.create_default_context(cadata=base64.b64decode(bundle).decode())
@@ -188,6 +194,7 @@ def test_the_process_answers_by_https_and_after_sigterm_the_requests_in_flight(t
                     process.kill()
                 _, said = await process.communicate()
             assert "Pod team/app: injected" in said.decode(), said.decode()
+            assert api.objects[lease]["spec"]["holderIdentity"] == "", said.decode()
             assert "Traceback" not in said.decode(), said.decode()
 
     asyncio.run(run())
@@ -195,6 +202,11 @@ def test_the_process_answers_by_https_and_after_sigterm_the_requests_in_flight(t
 
 def _bundle(api: ApiServer, path: str) -> str:
     return str(api.objects[path]["webhooks"][0]["clientConfig"].get("caBundle", ""))
+
+
+async def _metrics(session: ClientSession, port: int) -> str:
+    async with session.get(f"http://127.0.0.1:{port}/metrics") as answer:
+        return await answer.text()
 
 
 async def _is_ready(session: ClientSession, port: int) -> bool:

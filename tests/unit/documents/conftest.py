@@ -43,6 +43,7 @@ def of_controller() -> list[Metric]:
     metrics.count(REFUSED, 0.003)
     metrics.show_cache(lambda: dict.fromkeys(Kind, 1), lambda: 1.0)
     metrics.show_certificate(lambda: 1.0)
+    metrics.show_leader(lambda: False)
     metrics.show_mount_pods("node", {("s3", phase): 1 for phase in Phase}, 1)
     metrics.show_pod_volumes({("s3", "Created"): 1})
     metrics.count_run("volumeCreation", has_succeeded=True)

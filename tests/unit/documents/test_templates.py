@@ -167,6 +167,7 @@ def test_all_metrics_are_listed() -> None:
     metrics = Metrics()
     metrics.show_cache(lambda: dict.fromkeys(Kind, 0), lambda: 0.0)
     metrics.show_certificate(lambda: 0.0)
+    metrics.show_leader(lambda: False)
     found = set(re.findall("^# TYPE (\\S+) ", metrics.exposition().decode(), re.MULTILINE))
     assert {f"`{name}`" for name in found if not name.endswith("_created")} == set(rows("metric"))
     for result in (*RESULTS, FAILED, MALFORMED):
