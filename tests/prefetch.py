@@ -53,6 +53,7 @@ def of_the_cluster() -> Iterator[Callable[[], object]]:
     yield partial(images.rootfs, buckets.DEBIANS)
     for name in buckets.MODULES:
         yield partial(buckets.built, name)
+    yield buckets.mount_s3
     yield test_installations.definitions
 
 

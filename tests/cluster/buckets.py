@@ -1,7 +1,8 @@
 """Programs that mount buckets, in an image for the node, and the object stores that have the buckets.
 
-goofys, gcsfuse and fake-gcs-server are built from their Go modules; s3fs and rclone are Debian's, the S3 server is
-moto. No registry of packages has Mountpoint for Amazon S3, or ros3fs: their stand-ins take the same arguments.
+goofys, gcsfuse and fake-gcs-server are built from their Go modules, Mountpoint for Amazon S3 from its library and a
+command line of ours, for no registry of packages has AWS's; s3fs and rclone are Debian's, the S3 server is moto. No
+registry has ros3fs: its stand-in takes the same arguments.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.callers import s3
-from tests.callers.build import GO_BUILD, compilers, copy_out, downloading, image_tag, recipe_of, rust_programs
+from tests.callers.build import GO_BUILD, compilers, copy_out, downloading, image_tag, recipe_of
 from tests.cluster import configuration, images
 from tests.lab import programs
 from tests.lab.cache import Cache, recipe_hash
@@ -30,10 +31,28 @@ if TYPE_CHECKING:
 
 SOURCE = SOURCES / "buckets"
 
-DEBIANS = DebianRecipe("buckets", ("passwd", "s3fs", "rclone", "libfuse2t64"), suite="trixie")
-"""The real programs of Debian, and the library of one stand-in."""
+DEBIANS = DebianRecipe("buckets", ("passwd", "s3fs", "rclone", "libfuse2t64", "ca-certificates"), suite="trixie")
+"""The real programs of Debian, and what Mountpoint needs: a library, and certificates also for an http:// endpoint."""
+RUST_COMPILERS = DebianRecipe(
+    "rust-and-c-compilers",
+    (
+        "passwd",
+        "cargo",
+        "gcc",
+        "g++",
+        "libc6-dev",
+        "cmake",
+        "make",
+        "libclang-dev",
+        "ca-certificates",
+        "pkgconf",
+        "libfuse-dev",
+    ),
+    suite="trixie",
+)
+"""For Mountpoint, most of which is in C: libclang reads its headers."""
 
-REAL, STAND_INS = ("s3fs", "rclone", "goofys", "gcsfuse"), ("mountpoint-s3", "ros3fs")
+REAL, STAND_INS = ("s3fs", "rclone", "goofys", "gcsfuse", "mountpoint-s3"), ("ros3fs",)
 """The examples with these programs."""
 
 BUCKET, S3_HOST = s3.BUCKET, "s3.example"
@@ -56,11 +75,7 @@ cd /build
 MODULES = {"goofys": _GOOFYS, "gcsfuse": _GCSFUSE}
 """What builds the modules below `SOURCE`, once these are copied into /build with all that they need."""
 
-# One program of the FUSE library that mount-s3 is built with, and one on libfuse 3 that takes a descriptor, too.
-_MOUNT_S3 = """#!/bin/sh
-case "$*" in *--allow-other*) allow_other=--allow-other ;; esac
-exec mountpoint_s3_fuser $allow_other "$2"
-"""
+# One on libfuse 3 that takes a descriptor, too.
 _ROS3FS = '#!/bin/sh\nexec hello_ll -f "$1"\n'
 
 
@@ -82,19 +97,34 @@ def built(name: str) -> Path:
     return Cache().entry(name, recipe_hash(recipe_of(source), settings, MODULES[name]), build)
 
 
+def mount_s3() -> Path:
+    """Return Mountpoint for Amazon S3, linked with libfuse 2. Raises build.NotReachable."""
+    source = SOURCE / "mount-s3"
+    script = """cargo build --offline --locked --target-dir /build &&
+        mkdir /out && strip -o /out/mount-s3 /build/debug/mount-s3"""
+
+    def build(directory: Path) -> None:
+        with compilers(source, RUST_COMPILERS) as container:
+            with downloading("Rust crates of Mountpoint"):
+                container.exec(["cargo", "fetch", "--quiet", "--locked"], workdir="/source", timeout=TIMEOUT)
+            container.exec(["sh", "-c", script], workdir="/source", timeout=TIMEOUT)
+            copy_out(container, "/out", directory)
+
+    return Cache().entry("mount-s3", recipe_hash(recipe_of(source, RUST_COMPILERS), script), build) / "mount-s3"
+
+
 def load(node: ClusterNode) -> None:
     """Give the node one image with all programs, under the names in the examples. Raises build.NotReachable."""
     with tempfile.TemporaryDirectory() as temporary:
-        scripts = {"mount-s3": _MOUNT_S3, "ros3fs": _ROS3FS}
-        for name, script in scripts.items():
-            (Path(temporary) / name).write_text(script)
-            (Path(temporary) / name).chmod(0o755)
+        ros3fs = Path(temporary) / "ros3fs"
+        ros3fs.write_text(_ROS3FS)
+        ros3fs.chmod(0o755)
         executables = {
             "goofys": built("goofys") / "goofys",
             "gcsfuse": built("gcsfuse") / "gcsfuse",
-            "mountpoint_s3_fuser": rust_programs() / "mountpoint_s3_fuser",
+            "mount-s3": mount_s3(),
             "hello_ll": programs.hello_ll(),
-            **{name: Path(temporary) / name for name in scripts},
+            "ros3fs": ros3fs,
         }
         tag = images.with_proxy(image_tag(DEBIANS), executables)
     first, *others = (f"docker.io/example/{name}:1.0" for name in (*REAL, *STAND_INS))

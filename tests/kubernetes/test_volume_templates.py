@@ -254,6 +254,7 @@ def test_a_template_runs_its_program_as_the_example_does(name: str) -> None:
 def test_what_a_user_leaves_out_is_left_out() -> None:
     (manifest,) = objects((TEMPLATES[0].parent / "mountpoint-s3.yaml").read_text())
     assert program_of(manifest)["command"] == [
-        *("mount-s3", "bucket", "/mnt", "--foreground", "--allow-other", "--region=us-east-1"),
+        *("sh", "-c", 'mkdir -p "$2" && exec "$0" "$@"', "mount-s3", "bucket", "/mnt/bucket"),
+        *("--foreground", "--allow-other", "--region=us-east-1"),
     ]
     assert "--prefix=photos/" in program_of(manifest, prefix="photos/")["command"]
