@@ -68,7 +68,7 @@ def test_the_examples_are_a_template_and_a_pod_that_uses_it() -> None:
     result, faults = rendered([("page", each) for each in EXAMPLES], {})
     assert faults == []
     (pod,) = result
-    assert pod["spec"]["initContainers"][0]["command"][:3] == ["mount-s3", "photos", "/mnt"]
+    assert pod["spec"]["initContainers"][0]["command"][:3] == ["s3fs", "photos", "/mnt"]
 
 
 def test_the_mistakes_are_told_as_shown() -> None:

@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -180,7 +181,7 @@ class Stage:
         ours, theirs = socket.socketpair(socket.AF_UNIX, call.comm_type)
         ours.setblocking(False)
         words, environment = self.command(call, additional, tracer)
-        with ours, tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        with ours, file_in_memory() as output, file_in_memory() as errors:
             with pytest.raises(OSError, match="Bad file descriptor"):
                 os.fstat(COMM_FD)
             os.dup2(theirs.fileno(), COMM_FD)
@@ -308,6 +309,11 @@ class Stage:
 
 def without_pid(text: bytes) -> bytes:
     return re.sub(rb"/proc/\d+", b"/proc/PID", text)
+
+
+def file_in_memory() -> BinaryIO:
+    """Return a file whose name is the same each time: that of a temporary one tells its inode."""
+    return os.fdopen(os.memfd_create("output"), "w+b")
 
 
 def fill(descriptor: int) -> None:
