@@ -165,6 +165,23 @@ def test_who_can_not_renew_stops_in_time_and_leads_again_when_it_can() -> None:
     asyncio.run(run())
 
 
+def test_who_hears_nothing_at_all_of_the_api_server_stops_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with replicas("a") as (server, clock, (replica,)):
+            await until(lambda: replica.leads)
+            server.is_broken = True
+            await asyncio.sleep(0.1)
+            clock.now += election.DEADLINE - 0.5
+            with monkeypatch.context() as patch:
+                patch.setattr(replica.election._client, "get", lambda *_, **__: asyncio.Event().wait())
+                await asyncio.sleep(0.1)
+                clock.now += 0.5
+                await until(lambda: not replica.leads)
+            server.is_broken = False
+
+    asyncio.run(run())
+
+
 def test_who_finds_that_another_one_holds_the_lease_stops_at_once() -> None:
     async def run() -> None:
         async with replicas("a") as (server, _, (replica,)):
