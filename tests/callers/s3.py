@@ -82,6 +82,14 @@ def put(container: Networked, path: str, content: str = "") -> None:
     run([*in_network_of(container), sys.executable, "-c", PUT, f"{URL}/{path}", content])
 
 
+_GET = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=60).read().decode(), end='')"
+
+
+def get(container: Networked, url: str = URL) -> str:
+    """Return what is at a URL in the container's network; by default, the list of the buckets."""
+    return run([*in_network_of(container), sys.executable, "-c", _GET, url]).stdout
+
+
 def accepts(container: Networked, port: int) -> bool:
     """Return whether a server accepts connections in the container's network, at this port."""
     connect = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), 10)"

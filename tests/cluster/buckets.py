@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +19,6 @@ from tests.callers.build import GO_BUILD, compilers, copy_out, downloading, imag
 from tests.cluster import configuration, images
 from tests.lab import programs
 from tests.lab.cache import Cache, recipe_hash
-from tests.lab.commands import run
 from tests.lab.images import DebianRecipe
 from tests.lab.programs import SOURCES
 
@@ -56,6 +54,8 @@ REAL, STAND_INS = ("s3fs", "rclone", "goofys", "gcsfuse", "mountpoint-s3"), ("ro
 """The examples with these programs."""
 
 BUCKET, S3_HOST = s3.BUCKET, "s3.example"
+KEYS = [f"--from-literal={name}=anything" for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")]
+"""The options of `kubectl create secret` for the Secret `s3` of the examples and templates."""
 GCS_PORT = 4443
 GCS = f"http://{configuration.ADDRESS}:{GCS_PORT}"
 TIMEOUT = 1800
@@ -168,10 +168,7 @@ def moto(node: ClusterNode) -> Iterator[None]:
         yield
 
 
-_GET = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=60).read().decode(), end='')"
-
-
 def stored(node: ClusterNode, example: str, name: str) -> str:
     """Return the content of an object in the bucket of an example."""
     url = f"{GCS}/storage/v1/b/{BUCKET}/o/{name}?alt=media" if example == "gcsfuse" else f"{s3.URL}/{BUCKET}/{name}"
-    return run([*s3.in_network_of(node), sys.executable, "-c", _GET, url]).stdout
+    return s3.get(node, url)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from fusermount3_controller.pod_annotations import INJECT
 from fusermount3_controller.pod_volumes import PLURAL
 from tests.callers import s3
 from tests.callers.build import image_tag
-from tests.cluster import buckets, configuration, images, installed_controller
-from tests.cluster.test_webhook_on_a_node import DRIVER, pod
+from tests.cluster import buckets, configuration, driver, images, installed_controller
+from tests.cluster.pods import restricted
+from tests.cluster.shared_volumes import MOUNTS
 from tests.kubernetes.objects import PACKAGING, PROVISIONING, Object
-from tests.lab.commands import run
 from tests.lab.pace import SLOWNESS
 
 if TYPE_CHECKING:
@@ -24,12 +24,9 @@ if TYPE_CHECKING:
 
     from tests.cluster.node import ClusterNode
 
-MOUNTS = "fuse-mounts"
-PROVISIONERS = PACKAGING / "provisioners"
-TEMPLATE = PROVISIONERS / "s3.yaml"
+TEMPLATE = PACKAGING / "provisioners/s3.yaml"
 ENDPOINT, NOBODY = (f"http://{configuration.ADDRESS}:{port}" for port in (s3.PORT, 9))
 IMAGE = "docker.io/example/s3:1.0"
-_BUCKETS = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=60).read().decode(), end='')"
 
 
 @contextlib.contextmanager
@@ -42,8 +39,7 @@ def installed(node: ClusterNode) -> Iterator[None]:
         images.load_one(node, IMAGE, images.with_proxy(image_tag(buckets.DEBIANS), {}))
         stack.enter_context(s3.s3_for(node))
         stack.enter_context(installed_controller.installed(node, PROVISIONING))
-        keys = [f"--from-literal={name}=anything" for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")]
-        node.kubectl("--namespace", MOUNTS, "create", "secret", "generic", "s3", *keys)
+        node.kubectl("--namespace", MOUNTS, "create", "secret", "generic", "s3", *buckets.KEYS)
         node.kubectl("create", f"--filename={TEMPLATE}")
         classes = [
             storage_class("s3"),
@@ -62,7 +58,7 @@ def storage_class(name: str, endpoint: str = ENDPOINT, **fields: Any) -> Object:
         "apiVersion": "storage.k8s.io/v1",
         "kind": "StorageClass",
         "metadata": {"name": name},
-        "provisioner": DRIVER,
+        "provisioner": driver.NAME,
         "parameters": {"volumeTemplate": "s3", "endpoint": endpoint},
         **fields,
     }
@@ -73,18 +69,21 @@ def claim_spec(of_class: str) -> Object:
     return {"storageClassName": of_class, "accessModes": ["ReadWriteMany"], "resources": {"requests": requests}}
 
 
-def claim(of_class: str, name: str = "data", namespace: str = "default") -> Object:
+def claim(of_class: str) -> Object:
+    """Return the claim `data`."""
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
-        "metadata": {"name": name, "namespace": namespace},
+        "metadata": {"name": "data", "namespace": "default"},
         "spec": claim_spec(of_class),
     }
 
 
 def user(source: Object | None = None) -> Object:
     """Return a pod that has the volume of the claim `data`, or another one, at /data."""
-    return pod(source or {"persistentVolumeClaim": {"claimName": "data"}}, **{"fusermount3-proxy.dev/inject": "false"})
+    pod = restricted(source or {"persistentVolumeClaim": {"claimName": "data"}})
+    pod["metadata"]["annotations"] = {INJECT: "false"}
+    return pod
 
 
 class Cluster:
@@ -116,7 +115,7 @@ class Cluster:
 
     def buckets(self) -> str:
         """Return the S3 server's list."""
-        return run([*s3.in_network_of(self.node), sys.executable, "-c", _BUCKETS, s3.URL]).stdout
+        return s3.get(self.node)
 
     def is_clean(self) -> bool:
         """Return whether nothing is left of volumes but what the server has."""

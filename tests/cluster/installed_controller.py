@@ -99,12 +99,11 @@ def wait_until_ready(node: ClusterNode) -> None:
     assert rolled.returncode == 0, description(node)
 
 
-def kill(node: ClusterNode) -> list[str]:
-    """Kill both replicas, which kubelet starts again; return the names of their pods."""
+def kill(node: ClusterNode) -> None:
+    """Kill both replicas, which kubelet starts again."""
     names = node.kubectl("--namespace", NAMESPACE, "get", "pods", "--output=jsonpath={.items[*].metadata.name}").stdout
     for name in names.split():
         Pod(node, name, NAMESPACE).kill("controller")
-    return names.split()
 
 
 def description(node: ClusterNode) -> str:

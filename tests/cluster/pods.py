@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from tests.cluster import driver
-from tests.kubernetes.objects import the
+from tests.kubernetes.objects import Object, the
 from tests.lab.pace import SLOWNESS
 
 if TYPE_CHECKING:
@@ -78,6 +78,33 @@ class Pod:
         """Send the first process of a container a signal, as the kernel does when its memory is used up."""
         identity = self.identity(container)
         self.node.run(["ctr", "--namespace", "k8s.io", "tasks", "kill", "--signal", signal, identity])
+
+
+def restricted(source: Object, name: str = "app") -> Object:
+    """Return a pod as Pod Security `restricted` wants it, whose only container has a volume of this source at /data."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name},
+        "spec": {
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": 1000,
+                "runAsGroup": 1000,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [
+                {
+                    "name": "app",
+                    "image": "busybox:1.37",
+                    "command": ["sh", "-c", "trap 'exit 0' TERM; sleep infinity & wait"],
+                    "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+                    "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+                }
+            ],
+            "volumes": [{"name": "data", **source}],
+        },
+    }
 
 
 @contextlib.contextmanager

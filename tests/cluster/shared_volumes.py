@@ -12,7 +12,7 @@ import yaml
 from fusermount3_controller.mount_pods import ATTACHMENTS
 from fusermount3_controller.rendering import TEMPLATE_LABEL
 from tests.cluster import driver, installed_controller
-from tests.cluster.pods import Pod
+from tests.cluster.pods import Pod, restricted
 from tests.kubernetes.objects import TEMPLATES, Object
 from tests.lab.pace import SLOWNESS
 
@@ -58,40 +58,25 @@ def user(
     group: int | None = None,
     *,
     read_only: bool = False,
-    command: str = "trap 'exit 0' TERM; sleep infinity & wait",
+    command: str = "",
     of_template: str = TEMPLATE,
     **mount: Any,
 ) -> Object:
-    """Return a pod with six lines for a shared volume; `mount` has more fields of its container's volumeMount."""
+    """Return a pod with six lines for a shared volume.
+
+    `command` is a script that it runs instead of waiting; `mount` has more fields of its container's volumeMount.
+    """
     attributes = {"volumeTemplate": of_template, "directory": "reports"}
-    security: Object = {"runAsNonRoot": True, "runAsUser": 1000, "runAsGroup": 1000}
-    security["seccompProfile"] = {"type": "RuntimeDefault"}
+    pod = restricted({"csi": {"driver": driver.NAME, "volumeAttributes": attributes, "readOnly": read_only}}, name)
+    # A drain selects them by this label, with their mount pods.
+    pod["metadata"]["labels"] = {TEMPLATE_LABEL: of_template}
     if group is not None:
-        security["fsGroup"] = group
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        # A drain selects them by this label, with their mount pods.
-        "metadata": {"name": name, "labels": {TEMPLATE_LABEL: of_template}},
-        "spec": {
-            "securityContext": security,
-            "containers": [
-                {
-                    "name": "app",
-                    "image": "busybox:1.37",
-                    "command": ["sh", "-c", command],
-                    "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-                    "volumeMounts": [{"name": "data", "mountPath": "/data", **mount}],
-                }
-            ],
-            "volumes": [
-                {
-                    "name": "data",
-                    "csi": {"driver": driver.NAME, "volumeAttributes": attributes, "readOnly": read_only},
-                }
-            ],
-        },
-    }
+        pod["spec"]["securityContext"]["fsGroup"] = group
+    (container,) = pod["spec"]["containers"]
+    container["volumeMounts"][0] |= mount
+    if command:
+        container["command"] = ["sh", "-c", command]
+    return pod
 
 
 @contextlib.contextmanager

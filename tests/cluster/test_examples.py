@@ -56,7 +56,6 @@ def test_a_directory_of_the_volume(node: ClusterNode) -> None:
 def stores(node_of_session: ClusterNode) -> Iterator[None]:
     """Programs that mount buckets, servers that have the buckets, and what the examples tell users to create."""
     node = node_of_session
-    secret = [f"--from-literal={name}=anything" for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")]
     with contextlib.ExitStack() as stack:
         try:
             buckets.load(node)
@@ -65,7 +64,7 @@ def stores(node_of_session: ClusterNode) -> Iterator[None]:
         except NotReachable as error:
             not_run(str(error))
         for words in (["secret", "generic", "s3"], ["serviceaccount", "bucket-reader"]):
-            node.kubectl("create", *words, *(secret if words[0] == "secret" else []))
+            node.kubectl("create", *words, *(buckets.KEYS if words[0] == "secret" else []))
             stack.callback(node.kubectl, "delete", words[0], words[-1])
         yield
 

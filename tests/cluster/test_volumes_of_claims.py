@@ -11,10 +11,10 @@ from fusermount3_controller.pod_volumes import ABANDON, PLURAL
 from tests.callers import s3
 from tests.callers.build import NotReachable
 from tests.callers.conftest import not_run
-from tests.cluster import claimed_volumes, configuration, installed_controller
-from tests.cluster.claimed_volumes import ENDPOINT, MOUNTS, TEMPLATE, Cluster, claim, claim_spec, storage_class, user
+from tests.cluster import claimed_volumes, configuration, driver, installed_controller
+from tests.cluster.claimed_volumes import ENDPOINT, TEMPLATE, Cluster, claim, claim_spec, storage_class, user
 from tests.cluster.pods import Pod
-from tests.cluster.test_webhook_on_a_node import DRIVER
+from tests.cluster.shared_volumes import MOUNTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -134,7 +134,7 @@ def test_a_bucket_that_exists_is_used_and_stays(cluster: Cluster) -> None:
         "spec": {
             "accessModes": ["ReadWriteMany"],
             "capacity": {"storage": "1Gi"},
-            "csi": {"driver": DRIVER, "volumeHandle": s3.BUCKET, "volumeAttributes": attributes},
+            "csi": {"driver": driver.NAME, "volumeHandle": s3.BUCKET, "volumeAttributes": attributes},
             "claimRef": {"namespace": "default", "name": "data"},
         },
     }

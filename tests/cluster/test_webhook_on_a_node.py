@@ -20,7 +20,7 @@ from fusermount3_controller.serving_certificates import Certificates
 from tests.cluster import driver, installed_controller, server
 from tests.cluster.installed_controller import ACCOUNT, DEPLOYMENT, NAME, NAMESPACE
 from tests.cluster.left import left
-from tests.cluster.pods import applied
+from tests.cluster.pods import applied, restricted
 from tests.kubernetes.objects import Object
 from tests.lab.pace import SLOWNESS
 
@@ -50,30 +50,9 @@ def controlled(node_of_session: ClusterNode) -> Iterator[None]:
 
 def pod(source: Object, **annotations: str) -> Object:
     """Return what a user writes, who knows of no FUSE program."""
-    context = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "app", "annotations": annotations},
-        "spec": {
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": 1000,
-                "runAsGroup": 1000,
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
-            "containers": [
-                {
-                    "name": "app",
-                    "image": "busybox:1.37",
-                    "command": ["sh", "-c", "trap 'exit 0' TERM; sleep infinity & wait"],
-                    "securityContext": context,
-                    "volumeMounts": [{"name": "data", "mountPath": "/data"}],
-                }
-            ],
-            "volumes": [{"name": "data", **source}],
-        },
-    }
+    result = restricted(source)
+    result["metadata"]["annotations"] = annotations
+    return result
 
 
 def tried(node: ClusterNode, *manifests: Object) -> subprocess.CompletedProcess[str]:
