@@ -36,12 +36,19 @@ def program_in(container: Container) -> psutil.Process:
     """Start the FUSE program in the container; return its process when it has mounted."""
     container.start(["whoamifs", "-f", MOUNTPOINT])
     wait_until(lambda: container.fuse_mounts(MOUNTPOINT))
-    (program,) = (each for each in psutil.process_iter(["name"]) if is_whoamifs_in(container, each))
-    return program
+    (program,) = (each for each in container.processes() if name_of(each) == "whoamifs")
+    return psutil.Process(program)
 
 
-def is_whoamifs_in(container: Container, process: psutil.Process) -> bool:
-    return process.info["name"] == "whoamifs" and process.pid in container.processes()
+def name_of(pid: int) -> str:
+    """Return the name of the process with this pid now; empty if there is none.
+
+    `psutil.process_iter` keeps what it knows of a pid, also when another process has that pid by now.
+    """
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
+    except OSError:
+        return ""
 
 
 @pytest.mark.parametrize("user", [None, "1000:1000"])
