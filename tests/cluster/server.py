@@ -29,8 +29,7 @@ StrictModes no
 UsePAM no
 PasswordAuthentication no
 KbdInteractiveAuthentication no
-Subsystem sftp internal-sftp
-ForceCommand internal-sftp -d {EXPORT}
+Subsystem sftp internal-sftp -d {EXPORT}
 MaxStartups 1000
 MaxSessions 1000
 """
