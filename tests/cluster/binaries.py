@@ -59,6 +59,8 @@ _NEWEST_COMPILERS = DebianRecipe("newest-compilers", ("passwd", "golang-go", "ca
 NEWEST = Release(SOURCES / "kubernetes/newest", _NEWEST_COMPILERS)
 """What `make test-cluster-long` upgrades to; the tests of each change use it only with KUBERNETES=newest."""
 USUAL = "usual"
+STORAGE_SUITES = SOURCES / "kubernetes/storage-suites"
+"""The Kubernetes project's tests of storage, of the release of the tests."""
 RELEASES = {USUAL: KUBERNETES, "newest": NEWEST}
 """By the names that $FUSERMOUNT3PROXY_TEST_KUBERNETES has for them."""
 
@@ -81,3 +83,24 @@ def kubernetes(release: Release = KUBERNETES) -> Path:
             copy_out(container, "/out", directory)
 
     return Cache().entry("kubernetes", recipe_hash(recipe_of(release.source, release.compilers), build), make)
+
+
+def storage_suites() -> Path:
+    """Return the directory with the static executables `suites`, a test binary of Go, and `agnhost`, for its pods.
+
+    Raises build.NotReachable.
+    """
+    build = (
+        "cd /source && mkdir /out && "
+        "CGO_ENABLED=0 go test -p 2 -trimpath -gcflags='all=-dwarf=false -l' -ldflags='-s -w'"
+        f" -c -o /out/suites . && {GO_BUILD} -ldflags='-s -w' -o /out/agnhost ./agnhost"
+    )
+
+    def make(directory: Path) -> None:
+        with compilers(STORAGE_SUITES) as container:
+            with downloading("Go modules of Kubernetes"):
+                compile_in(container, "cd /source && go mod download")
+            container.exec(["sh", "-c", build], timeout=TIMEOUT)
+            copy_out(container, "/out", directory)
+
+    return Cache().entry("storage-suites", recipe_hash(recipe_of(STORAGE_SUITES), build), make)
