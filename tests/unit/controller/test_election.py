@@ -89,15 +89,17 @@ def test_a_change_of_something_else_does_not_keep_a_lease() -> None:
 
 
 class Replica:
-    """`leads`: whether what a leader does is being done."""
+    """`leads`: whether what a leader does is being done; `terms`: how often that has begun."""
 
-    def __init__(self, election: LeaderElection) -> None:
+    def __init__(self, election: LeaderElection, retry: float = 0.01) -> None:
         self.election = election
         self.leads = False
-        self.task = asyncio.create_task(election.keep(self._lead, retry=0.01))
+        self.terms = 0
+        self.task = asyncio.create_task(election.keep(self._lead, retry))
 
     async def _lead(self) -> NoReturn:
         self.leads = True
+        self.terms += 1
         try:
             while True:
                 await asyncio.sleep(60)
@@ -188,6 +190,23 @@ def test_who_finds_that_another_one_holds_the_lease_stops_at_once() -> None:
             await until(lambda: replica.leads)
             await server.put(PATH, {"spec": {"holderIdentity": "other", "renewTime": "x"}})
             await until(lambda: not replica.leads)
+
+    asyncio.run(run())
+
+
+def test_who_looks_seldom_stops_in_time_nevertheless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not wait for its next look, which would be in an hour, when its time is over."""
+    monkeypatch.setattr(election, "DEADLINE", 0.05)
+
+    async def run() -> None:
+        server = ApiServer()
+        await server.put(PATH, {})
+        async with server.client() as client:
+            replica = Replica(LeaderElection(client, NAMESPACE, "lease", "a"), retry=3600)
+            try:
+                await until(lambda: replica.terms > 1)
+            finally:
+                await replica.end()
 
     asyncio.run(run())
 

@@ -120,6 +120,25 @@ def test_a_user_gets_a_mount_pod_and_nothing_is_left_of_it(number: int) -> None:
     asyncio.run(run())
 
 
+def test_who_does_not_lead_any_more_counts_no_mount_pods() -> None:
+    """Another one does, and a sum over both would have them twice."""
+
+    async def run() -> None:
+        cluster = Cluster()
+        await cluster.fill()
+        await cluster.api.put(USER, user(phase="Pending"))
+        counted = 'fusermount3_controller_mount_pods{phase="Pending",template="s3"} 1.0'
+        waiting = "fusermount3_controller_workloads_waiting 1.0"
+        async with cluster.kept():
+            await until(lambda: counted in cluster.metrics.exposition().decode())
+            assert waiting in cluster.metrics.exposition().decode()
+        exposition = cluster.metrics.exposition().decode()
+        assert "fusermount3_controller_mount_pods{" not in exposition
+        assert "fusermount3_controller_workloads_waiting 0.0" in exposition
+
+    asyncio.run(run())
+
+
 def test_many_pods_and_two_controllers_make_one_mount_pod() -> None:
     async def run() -> None:
         cluster = Cluster()
