@@ -80,6 +80,17 @@ def test_a_lease_says_who_holds_it_since_when_and_how_often_that_has_changed() -
     assert (other["holderIdentity"], other["leaseTransitions"]) == ("other", 2)
 
 
+def test_a_lease_counts_as_long_as_whoever_wrote_it_says() -> None:
+    """A release with other times may run beside this one, while one takes the place of the other."""
+    metadata: Manifest = {"resourceVersion": "1"}
+    written = {"holderIdentity": "other", "leaseDurationSeconds": 60, "acquireTime": "a", "renewTime": "b"}
+    written["leaseTransitions"] = 7
+    assert election.parse({"metadata": metadata, "spec": written}) == Lease("1", "other", 60.0, "a", "b", 7)
+    nothing = dict.fromkeys(written)
+    assert election.parse({"metadata": metadata, "spec": nothing}) == election.parse({"metadata": metadata})
+    assert election.held(Lease("1", "me"), "me", NOW)["spec"]["acquireTime"] is None
+
+
 def test_a_change_of_something_else_does_not_keep_a_lease() -> None:
     assert election.is_same_term(Lease("1", "other", renewed="a"), Lease("2", "other", renewed="a"))
     assert not election.is_same_term(Lease("1", "other", renewed="a"), Lease("1", "other", renewed="b"))
