@@ -361,9 +361,13 @@ def test_a_node_is_looked_at_again_when_something_may_be_due() -> None:
             # The status is written later, with what else has changed by then.
             seconds = await again()
             assert seconds and 0 < seconds <= mount_pod_keeper._STATUS_DELAY
-            await cluster.change(f"{NAME}-0", phase="Running", conditions=[READY])
             keeper._statuses[NAME] = 0.0
+            await again()
+            await until(lambda: keeper._index.attachments("n1")[0].get("status", {}).get("phase") == "Pending")
+            assert await again() == 20
+            await cluster.change(f"{NAME}-0", phase="Running", conditions=[READY])
             await until(lambda: keeper._index.mount_pods([NAME])[0].phase is Phase.SERVED)
+            keeper._statuses[NAME] = 0.0
             await again()
             await until(lambda: keeper._index.attachments("n1")[0].get("status", {}).get("phase") == "Served")
             assert await again() == mount_pod_keeper._RESYNC
@@ -413,6 +417,10 @@ def test_what_the_api_server_refuses_keeps_nothing_else_from_being_done() -> Non
         await cluster.api.put(f"{ATTACHMENTS}/mp-unused", unused)
         async with looking(cluster) as keeper:
             await keeper.look("n1", NOW)
+            await until(lambda: [each["metadata"]["name"] for each in keeper._index.attachments("n1")] == [NAME])
+            # It is tried again soon.
+            keeper._statuses[NAME] = float("inf")
+            assert await keeper.look("n1", NOW, interval=20) == 20
         assert [each[0] for each in cluster.events()] == ["MountPodFailed"]
         assert cluster.named(ATTACHMENTS) == [NAME]
 
