@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from lightkube import ApiError
 
-from fusermount3_controller import election
+from fusermount3_controller import election, leader_election
 from fusermount3_controller.election import Lease, Move
 from fusermount3_controller.leader_election import LeaderElection
 from tests.unit.controller.api_server import NAMESPACE, ApiServer, patched
@@ -233,6 +233,48 @@ def test_what_fails_in_a_leader_ends_it_and_releases_the_lease() -> None:
             with pytest.raises(ValueError, match="a defect"):
                 await LeaderElection(client, NAMESPACE, "lease", "a").keep(fails, retry=0.01)
         assert server.objects[PATH]["spec"]["holderIdentity"] == ""
+
+    asyncio.run(run())
+
+
+def test_a_lease_is_released_when_what_a_leader_does_has_ended() -> None:
+    """Until then, requests of it may be on their way."""
+    holders = []
+
+    async def run() -> None:
+        server, leading = ApiServer(), asyncio.Event()
+        await server.put(PATH, {})
+        async with server.client() as client:
+
+            async def lead() -> NoReturn:
+                leading.set()
+                try:
+                    while True:
+                        await asyncio.sleep(60)
+                finally:
+                    for _ in range(5):
+                        lease = await client.get(leader_election._LEASE, "lease", namespace=NAMESPACE)
+                        holders.append(election.parse(lease.to_dict()).holder)
+
+            task = asyncio.create_task(LeaderElection(client, NAMESPACE, "lease", "a").keep(lead, retry=0.01))
+            await leading.wait()
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        assert holders == ["a"] * 5
+        assert server.objects[PATH]["spec"]["holderIdentity"] == ""
+
+    asyncio.run(run())
+
+
+def test_who_ends_while_no_api_server_answers_just_ends() -> None:
+    async def run() -> None:
+        async with replicas("a") as (server, _, (replica,)):
+            await until(lambda: replica.leads)
+            server.is_broken = True
+            await replica.end()
+            assert not replica.leads and not replica.election.is_leader()
+            server.is_broken = False
 
     asyncio.run(run())
 

@@ -384,6 +384,25 @@ def test_a_node_is_looked_at_again_when_something_may_be_due() -> None:
     asyncio.run(run())
 
 
+def test_a_node_with_an_idle_mount_pod_is_looked_at_again_soon() -> None:
+    """Nothing is heard when its time is over."""
+
+    async def run() -> None:
+        cluster = Cluster()
+        await cluster.fill(shared(idleSeconds=60))
+        await cluster.api.remove(USER)
+        mount = mount_of([user()], known(idleSeconds=60))
+        idle = {"phase": "Served", "workloadCount": 0, "workloads": [], "idleSince": at(0)}
+        idle["mountPod"] = {"namespace": "fuse-mounts", "name": f"{NAME}-0", "uid": "uid of 0"}
+        await cluster.api.put(f"{ATTACHMENTS}/{NAME}", mount_pods.attachment(mount) | {"status": idle})
+        await cluster.api.put(f"{MOUNTS}/{NAME}-0", serving(mount))
+        async with looking(cluster) as keeper:
+            assert await keeper.look("n1", NOW, interval=20) == 20
+            assert not cluster.api.deletions and not cluster.api.patches
+
+    asyncio.run(run())
+
+
 def test_nothing_is_done_before_all_is_known() -> None:
     """Who knows of a mount pod and not of its users yet would delete it."""
 
