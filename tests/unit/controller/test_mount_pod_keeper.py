@@ -141,6 +141,28 @@ def test_who_does_not_lead_any_more_counts_no_mount_pods() -> None:
     asyncio.run(run())
 
 
+def test_who_leads_again_counts_them_at_once() -> None:
+    """Also those of nodes of which nothing is heard."""
+    counted = 'fusermount3_controller_mount_pods{phase="Served",template="s3"} 1.0'
+
+    async def run() -> None:
+        cluster = Cluster()
+        await cluster.fill()
+        async with looking(cluster) as keeper:
+            for _ in range(2):
+                leading = asyncio.create_task(keeper.keep(interval=60))
+                await until(lambda: cluster.named(MOUNTS))
+                if cluster.phases() != ["Served"]:
+                    await cluster.change(f"{NAME}-0", phase="Running", conditions=[READY])
+                await until(lambda: cluster.phases() == ["Served"] and not keeper._unsettled)
+                await until(lambda: counted in cluster.metrics.exposition().decode())
+                leading.cancel()
+                await asyncio.gather(leading, return_exceptions=True)
+                assert counted not in cluster.metrics.exposition().decode()
+
+    asyncio.run(run())
+
+
 def test_many_pods_and_two_controllers_make_one_mount_pod() -> None:
     async def run() -> None:
         cluster = Cluster()
