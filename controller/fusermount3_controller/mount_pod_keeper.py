@@ -82,6 +82,9 @@ class MountPodKeeper:
         """Look at each node when something of it is heard, and from time to time."""
         while not self._cache.is_full():
             await asyncio.sleep(_COLLECTING)
+        # Who leads again has forgotten how many mount pods each has.
+        for node in self._index.nodes():
+            self._queue.add(node)
         try:
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(_AT_ONCE):

@@ -38,13 +38,15 @@ CREATED = "2026-01-01T12:00:00Z"
 class ApiServer:
     """`objects` by path; those of a collection begin with its path.
 
-    `requests`: what was asked, without watches; `patches`: what was to be changed.
+    `requests`: what was asked, without watches; `patches`: what was to be changed; `deletions`: what was to go, and in
+    how many seconds, if that was said.
     """
 
     def __init__(self) -> None:
         self.objects: dict[str, Manifest] = {}
         self.requests: list[str] = []
         self.patches: list[str] = []
+        self.deletions: list[tuple[str, int | None]] = []
         #: Seconds that each GET of one object takes.
         self.slowness = 0.0
         #: Lists are answered when this is set, with what there was when they were asked for.
@@ -164,6 +166,8 @@ class ApiServer:
         return _json(self.objects[path], 201)
 
     async def _delete(self, request: web.Request) -> web.StreamResponse:
+        grace = request.query.get("gracePeriodSeconds")
+        self.deletions.append((request.path, None if grace is None else int(grace)))
         if request.path not in self.objects:
             return _status(404, "not found")
         metadata = self.objects[request.path]["metadata"]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from lightkube import ApiError
 
-from fusermount3_controller import election
+from fusermount3_controller import election, leader_election
 from fusermount3_controller.election import Lease, Move
 from fusermount3_controller.leader_election import LeaderElection
 from tests.unit.controller.api_server import NAMESPACE, ApiServer, patched
@@ -80,6 +80,17 @@ def test_a_lease_says_who_holds_it_since_when_and_how_often_that_has_changed() -
     assert (other["holderIdentity"], other["leaseTransitions"]) == ("other", 2)
 
 
+def test_a_lease_counts_as_long_as_whoever_wrote_it_says() -> None:
+    """A release with other times may run beside this one, while one takes the place of the other."""
+    metadata: Manifest = {"resourceVersion": "1"}
+    written = {"holderIdentity": "other", "leaseDurationSeconds": 60, "acquireTime": "a", "renewTime": "b"}
+    written["leaseTransitions"] = 7
+    assert election.parse({"metadata": metadata, "spec": written}) == Lease("1", "other", 60.0, "a", "b", 7)
+    nothing = dict.fromkeys(written)
+    assert election.parse({"metadata": metadata, "spec": nothing}) == election.parse({"metadata": metadata})
+    assert election.held(Lease("1", "me"), "me", NOW)["spec"]["acquireTime"] is None
+
+
 def test_a_change_of_something_else_does_not_keep_a_lease() -> None:
     assert election.is_same_term(Lease("1", "other", renewed="a"), Lease("2", "other", renewed="a"))
     assert not election.is_same_term(Lease("1", "other", renewed="a"), Lease("1", "other", renewed="b"))
@@ -89,15 +100,17 @@ def test_a_change_of_something_else_does_not_keep_a_lease() -> None:
 
 
 class Replica:
-    """`leads`: whether what a leader does is being done."""
+    """`leads`: whether what a leader does is being done; `terms`: how often that has begun."""
 
-    def __init__(self, election: LeaderElection) -> None:
+    def __init__(self, election: LeaderElection, retry: float = 0.01) -> None:
         self.election = election
         self.leads = False
-        self.task = asyncio.create_task(election.keep(self._lead, retry=0.01))
+        self.terms = 0
+        self.task = asyncio.create_task(election.keep(self._lead, retry))
 
     async def _lead(self) -> NoReturn:
         self.leads = True
+        self.terms += 1
         try:
             while True:
                 await asyncio.sleep(60)
@@ -192,6 +205,23 @@ def test_who_finds_that_another_one_holds_the_lease_stops_at_once() -> None:
     asyncio.run(run())
 
 
+def test_who_looks_seldom_stops_in_time_nevertheless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not wait for its next look, which would be in an hour, when its time is over."""
+    monkeypatch.setattr(election, "DEADLINE", 0.05)
+
+    async def run() -> None:
+        server = ApiServer()
+        await server.put(PATH, {})
+        async with server.client() as client:
+            replica = Replica(LeaderElection(client, NAMESPACE, "lease", "a"), retry=3600)
+            try:
+                await until(lambda: replica.terms > 1)
+            finally:
+                await replica.end()
+
+    asyncio.run(run())
+
+
 def test_what_fails_in_a_leader_ends_it_and_releases_the_lease() -> None:
     async def run() -> None:
         async def fails() -> NoReturn:
@@ -203,6 +233,48 @@ def test_what_fails_in_a_leader_ends_it_and_releases_the_lease() -> None:
             with pytest.raises(ValueError, match="a defect"):
                 await LeaderElection(client, NAMESPACE, "lease", "a").keep(fails, retry=0.01)
         assert server.objects[PATH]["spec"]["holderIdentity"] == ""
+
+    asyncio.run(run())
+
+
+def test_a_lease_is_released_when_what_a_leader_does_has_ended() -> None:
+    """Until then, requests of it may be on their way."""
+    holders = []
+
+    async def run() -> None:
+        server, leading = ApiServer(), asyncio.Event()
+        await server.put(PATH, {})
+        async with server.client() as client:
+
+            async def lead() -> NoReturn:
+                leading.set()
+                try:
+                    while True:
+                        await asyncio.sleep(60)
+                finally:
+                    for _ in range(5):
+                        lease = await client.get(leader_election._LEASE, "lease", namespace=NAMESPACE)
+                        holders.append(election.parse(lease.to_dict()).holder)
+
+            task = asyncio.create_task(LeaderElection(client, NAMESPACE, "lease", "a").keep(lead, retry=0.01))
+            await leading.wait()
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        assert holders == ["a"] * 5
+        assert server.objects[PATH]["spec"]["holderIdentity"] == ""
+
+    asyncio.run(run())
+
+
+def test_who_ends_while_no_api_server_answers_just_ends() -> None:
+    async def run() -> None:
+        async with replicas("a") as (server, _, (replica,)):
+            await until(lambda: replica.leads)
+            server.is_broken = True
+            await replica.end()
+            assert not replica.leads and not replica.election.is_leader()
+            server.is_broken = False
 
     asyncio.run(run())
 

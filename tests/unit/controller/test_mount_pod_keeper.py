@@ -13,9 +13,11 @@ from fusermount3_controller import kept_pods, mount_pod_keeper, mount_pods
 from fusermount3_controller.cluster_cache import ClusterCache
 from fusermount3_controller.controller_metrics import Metrics
 from fusermount3_controller.mount_pod_keeper import MountPodKeeper
+from fusermount3_controller.mount_pod_steps import GRACE_OF_REPLACED
+from fusermount3_controller.mount_pods import Phase
 from fusermount3_controller.wanted_mount_pods import Wanted, wanted
 from tests.unit.controller.api_server import ATTACHMENTS, CLASSES, TEMPLATES, VOLUMES, ApiServer
-from tests.unit.controller.cluster import at, known, mount_of, mount_pod, user
+from tests.unit.controller.cluster import NOW, at, known, mount_of, mount_pod, serving, user
 from tests.unit.controller.samples import Manifest, claim, inline, pod_of, shared, volume
 from tests.unit.controller.test_cluster_cache import CLASS, until
 
@@ -120,6 +122,47 @@ def test_a_user_gets_a_mount_pod_and_nothing_is_left_of_it(number: int) -> None:
     asyncio.run(run())
 
 
+def test_who_does_not_lead_any_more_counts_no_mount_pods() -> None:
+    """Another one does, and a sum over both would have them twice."""
+
+    async def run() -> None:
+        cluster = Cluster()
+        await cluster.fill()
+        await cluster.api.put(USER, user(phase="Pending"))
+        counted = 'fusermount3_controller_mount_pods{phase="Pending",template="s3"} 1.0'
+        waiting = "fusermount3_controller_workloads_waiting 1.0"
+        async with cluster.kept():
+            await until(lambda: counted in cluster.metrics.exposition().decode())
+            assert waiting in cluster.metrics.exposition().decode()
+        exposition = cluster.metrics.exposition().decode()
+        assert "fusermount3_controller_mount_pods{" not in exposition
+        assert "fusermount3_controller_workloads_waiting 0.0" in exposition
+
+    asyncio.run(run())
+
+
+def test_who_leads_again_counts_them_at_once() -> None:
+    """Also those of nodes of which nothing is heard."""
+    counted = 'fusermount3_controller_mount_pods{phase="Served",template="s3"} 1.0'
+
+    async def run() -> None:
+        cluster = Cluster()
+        await cluster.fill()
+        async with looking(cluster) as keeper:
+            for _ in range(2):
+                leading = asyncio.create_task(keeper.keep(interval=60))
+                await until(lambda: cluster.named(MOUNTS))
+                if cluster.phases() != ["Served"]:
+                    await cluster.change(f"{NAME}-0", phase="Running", conditions=[READY])
+                await until(lambda: cluster.phases() == ["Served"] and not keeper._unsettled)
+                await until(lambda: counted in cluster.metrics.exposition().decode())
+                leading.cancel()
+                await asyncio.gather(leading, return_exceptions=True)
+                assert counted not in cluster.metrics.exposition().decode()
+
+    asyncio.run(run())
+
+
 def test_many_pods_and_two_controllers_make_one_mount_pod() -> None:
     async def run() -> None:
         cluster = Cluster()
@@ -186,6 +229,11 @@ def test_who_waits_for_room_is_told_what_the_scheduler_says() -> None:
             await cluster.change(f"{NAME}-0", phase="Pending", conditions=[condition])
             says = f"mount pod fuse-mounts/{NAME}-0: Unschedulable: no room"
             await until(lambda: ("MountPodFailed", says) in cluster.events())
+            attachment = f"{ATTACHMENTS}/{NAME}"
+            await until(lambda: "message" in cluster.api.objects[attachment].get("status", {}))
+            await cluster.change(f"{NAME}-0", phase="Running", conditions=[READY])
+            await until(lambda: cluster.phases() == ["Served"])
+            assert "message" not in cluster.api.objects[attachment]["status"]
 
     asyncio.run(run())
 
@@ -304,6 +352,172 @@ def test_with_the_identity_of_users_the_pod_is_in_their_namespace() -> None:
             assert not cluster.named(MOUNTS)
             await cluster.api.remove(USER)
             await until(lambda: not cluster.named(f"{TEAM}/pods") and not cluster.named(ATTACHMENTS))
+
+    asyncio.run(run())
+
+
+@contextlib.asynccontextmanager
+async def looking(cluster: Cluster) -> AsyncIterator[MountPodKeeper]:
+    """A controller that looks at a node when the test says so."""
+    async with cluster.api.client() as client:
+        cache = ClusterCache(client)
+        keeper = MountPodKeeper(client, cache, cluster.metrics, "fuse-mounts")
+        task = asyncio.create_task(cache.follow())
+        await until(cache.is_full)
+        yield keeper
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def test_a_node_is_looked_at_again_when_something_may_be_due() -> None:
+    async def run() -> None:
+        cluster = Cluster()
+        await cluster.fill()
+        async with looking(cluster) as keeper:
+
+            async def again() -> float | None:
+                return await keeper.look("n1", NOW, interval=20)
+
+            assert await again() == 20
+            await until(lambda: keeper._index.attachments("n1") and keeper._index.mount_pods([NAME]))
+            # The status is written later, with what else has changed by then.
+            seconds = await again()
+            assert seconds and 0 < seconds <= mount_pod_keeper._STATUS_DELAY
+            keeper._statuses[NAME] = 0.0
+            await again()
+            await until(lambda: keeper._index.attachments("n1")[0].get("status", {}).get("phase") == "Pending")
+            assert await again() == 20
+            await cluster.change(f"{NAME}-0", phase="Running", conditions=[READY])
+            await until(lambda: keeper._index.mount_pods([NAME])[0].phase is Phase.SERVED)
+            keeper._statuses[NAME] = 0.0
+            await again()
+            await until(lambda: keeper._index.attachments("n1")[0].get("status", {}).get("phase") == "Served")
+            assert await again() == mount_pod_keeper._RESYNC
+            assert not keeper._unsettled and not keeper._statuses
+            await cluster.api.remove(USER)
+            await until(lambda: not keeper._index.users("n1"))
+            await again()
+            await until(lambda: not keeper._index.mount_pods([NAME]))
+            await again()
+            await until(lambda: not keeper._index.attachments("n1"))
+            assert await again() is None
+            assert not keeper._unsettled
+
+    asyncio.run(run())
+
+
+def test_a_node_with_an_idle_mount_pod_is_looked_at_again_soon() -> None:
+    """Nothing is heard when its time is over."""
+
+    async def run() -> None:
+        cluster = Cluster()
+        await cluster.fill(shared(idleSeconds=60))
+        await cluster.api.remove(USER)
+        mount = mount_of([user()], known(idleSeconds=60))
+        idle = {"phase": "Served", "workloadCount": 0, "workloads": [], "idleSince": at(0)}
+        idle["mountPod"] = {"namespace": "fuse-mounts", "name": f"{NAME}-0", "uid": "uid of 0"}
+        await cluster.api.put(f"{ATTACHMENTS}/{NAME}", mount_pods.attachment(mount) | {"status": idle})
+        await cluster.api.put(f"{MOUNTS}/{NAME}-0", serving(mount))
+        async with looking(cluster) as keeper:
+            assert await keeper.look("n1", NOW, interval=20) == 20
+            assert not cluster.api.deletions and not cluster.api.patches
+
+    asyncio.run(run())
+
+
+def test_nothing_is_done_before_all_is_known() -> None:
+    """Who knows of a mount pod and not of its users yet would delete it."""
+
+    async def run() -> None:
+        cluster = Cluster()
+        await cluster.fill()
+        async with looking(cluster) as keeper:
+            is_full = keeper._cache.is_full
+            keeper._cache.is_full = lambda: False  # type: ignore[method-assign]
+            keeping = asyncio.create_task(keeper.keep())
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert keeper._index.nodes() == {"n1"}
+            assert not keeper._queue._taken and not cluster.named(ATTACHMENTS)
+            keeper._cache.is_full = is_full  # type: ignore[method-assign]
+            await until(lambda: cluster.named(MOUNTS))
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+def test_what_the_api_server_refuses_keeps_nothing_else_from_being_done() -> None:
+    async def run() -> None:
+        cluster = Cluster()
+        await cluster.fill()
+        cluster.api.refusals[MOUNTS] = "exceeded quota: fuse-mounts"
+        unused = mount_pods.attachment(mount_of([user()], known()))
+        # What is done about it comes later, whatever the key of the volume is.
+        unused["spec"]["key"] = "z"
+        await cluster.api.put(f"{ATTACHMENTS}/mp-unused", unused)
+        async with looking(cluster) as keeper:
+            await keeper.look("n1", NOW)
+            await until(lambda: [each["metadata"]["name"] for each in keeper._index.attachments("n1")] == [NAME])
+            # It is tried again soon.
+            keeper._statuses[NAME] = float("inf")
+            assert await keeper.look("n1", NOW, interval=20) == 20
+        assert [each[0] for each in cluster.events()] == ["MountPodFailed"]
+        assert cluster.named(ATTACHMENTS) == [NAME]
+
+    asyncio.run(run())
+
+
+def test_nobody_asks_for_the_volumes_of_pods_that_have_finished() -> None:
+    async def run() -> None:
+        cluster = Cluster()
+        await cluster.fill()
+        await cluster.api.remove(f"{TEAM}/persistentvolumeclaims/photos")
+        await cluster.api.put(USER, user(phase="Succeeded"))
+        async with looking(cluster) as keeper:
+            await keeper.look("n1", NOW)
+            assert not [each for each in cluster.api.requests if each.endswith("/persistentvolumeclaims/photos")]
+            await cluster.api.put(USER, user())
+            await until(lambda: keeper._index.users("n1")[0]["status"]["phase"] == "Running")
+            await keeper.look("n1", NOW)
+            assert [each for each in cluster.api.requests if each.endswith("/persistentvolumeclaims/photos")]
+
+    asyncio.run(run())
+
+
+def test_a_mount_pod_that_can_not_be_written_is_told_to_its_users() -> None:
+    """Its template may not be for the parameters of every volume."""
+
+    async def run() -> None:
+        cluster = Cluster()
+        template = shared()
+        pod_of(template)["containers"][0]["args"] = ["{{ params.bucket | int }}"]
+        await cluster.fill(template)
+        async with looking(cluster) as keeper:
+            await keeper.look("n1", NOW)
+        ((reason, message),) = cluster.events()
+        assert reason == "MountPodFailed"
+        assert message.startswith(f"mount pod fuse-mounts/{NAME}-0: ")
+        assert "'photos' is not a whole number" in message
+        assert not cluster.named(MOUNTS)
+
+    asyncio.run(run())
+
+
+def test_a_program_that_is_replaced_has_half_a_minute_to_write_back_what_it_holds() -> None:
+    async def run() -> None:
+        cluster = Cluster()
+        await cluster.fill(shared(upgrade="Replace"))
+        old, new = (mount_of([user()], known(number, upgrade="Replace")) for number in (1, 2))
+        template = shared(upgrade="Replace")
+        template["metadata"]["generation"] = 2
+        await cluster.api.put(f"{TEMPLATES}/s3", template)
+        for each in (old, new):
+            await cluster.api.put(f"{ATTACHMENTS}/{each.name}", mount_pods.attachment(each))
+            await cluster.api.put(f"{MOUNTS}/{each.name}-0", serving(each))
+        async with looking(cluster) as keeper:
+            await keeper.look("n1", NOW)
+        assert cluster.api.deletions == [(f"{MOUNTS}/{old.name}-0", GRACE_OF_REPLACED)]
 
     asyncio.run(run())
 

@@ -116,6 +116,8 @@ def test_a_pod_that_fails_again_and_again_is_not_created_again_and_again() -> No
     gone = failed(ONE, 0, created=0)
     assert told([user()], known(), gone, has=[attachment()], after=PAUSE - 1) == ["report 0"]
     assert told([user()], known(), gone, has=[attachment()], after=PAUSE) == ["create 1", "report 0"]
+    both = failed(ONE, 0, created=-60), failed(ONE, 1, created=0)
+    assert told([user()], known(), *both, has=[attachment()], after=PAUSE - 1) == ["report 0", "report 1"]
 
 
 def test_of_two_pods_the_one_that_was_created_first_stays() -> None:
@@ -139,12 +141,39 @@ def test_users_are_told_why_their_pod_does_not_serve() -> None:
     ]
 
 
+def test_users_are_told_of_the_pod_that_stays() -> None:
+    waiting = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"}
+    pods = (mount_pod(ONE, number, created=number, conditions=[waiting]) for number in range(2))
+    assert told([user()], known(), *pods, has=[attachment()]) == ["delete 1", "report 0"]
+
+
 def test_a_pod_in_another_namespace_is_nobody_s() -> None:
     """Whoever can create pods in a namespace of their own can give them any name and any owner."""
     forged = serving(ONE)
     forged["metadata"]["namespace"] = "team"
     assert told([user()], known(), forged, has=[attachment()]) == ["create 0"]
+    assert told([user()], known(), forged) == ["create 0"]
     assert told([], known(), forged, has=[attachment()]) == ["forget"]
+
+
+def test_with_the_identity_of_users_the_pod_is_theirs_in_their_namespace() -> None:
+    cluster = known(identity="ServiceAccount")
+    mount = mount_of([user()], cluster)
+    assert told([user()], cluster, serving(mount), has=[attachment(mount)]) == []
+    assert told([], cluster, serving(mount), has=[attachment(mount)]) == ["delete 0"]
+    forged = serving(mount)
+    forged["metadata"]["namespace"] = "fuse-mounts"
+    assert told([user()], cluster, forged, has=[attachment(mount)]) == ["create 0"]
+
+
+def test_a_pod_of_one_node_serves_nobody_on_another() -> None:
+    """And what is done on one has nothing to do with what is done on the other."""
+    other = mount_of([user(node="n2")], known())
+    has = [attachment(other), attachment(ONE)]
+    created = done([user(), user("next", node="n2")], known(), serving(other), has=has)
+    assert [(each.mount.node, each.number) for each in created if isinstance(each, CreatePod)] == [("n1", 0)]
+    assert len(created) == 1
+    assert told([], known(), serving(other), has=has) == ["forget", "delete 0"]
 
 
 def test_a_pod_whose_attachment_is_not_known_yet_counts() -> None:
@@ -193,6 +222,15 @@ def test_an_idle_pod_of_a_template_as_it_was_does_not_stay() -> None:
     assert told([], known(2, idleSeconds=60), serving(ONE), has=[attachment()]) == ["delete 0"]
 
 
+def test_an_attachment_that_says_nothing_yet_counts() -> None:
+    """It is created before its status is written; a pod that serves then is idle from now on."""
+    has = [mount_pods.attachment(ONE)]
+    assert told([], known(), serving(ONE), has=has) == ["delete 0"]
+    assert told([], known(idleSeconds=60), serving(ONE), has=has) == []
+    assert told([user()], known(2), serving(ONE), has=has) == ["create 0"]
+    assert told([], known(), has=[{"metadata": {"name": "mp-0"}}]) == ["forget"]
+
+
 # A template that changes
 
 TWO = mount_of([user()], known(2))
@@ -205,14 +243,37 @@ def test_a_changed_template_is_for_the_next_user() -> None:
     assert [(each.mount.name, each.number) for each in created if isinstance(each, CreatePod)] == [(TWO.name, 0)]
 
 
+def test_a_user_that_leaves_before_it_has_begun_gets_no_pod_of_the_changed_template() -> None:
+    leaves = ending(user("next", since=50, phase="Pending"))
+    assert told([user(), leaves], known(2), serving(ONE), has=OLD) == []
+    assert told([leaves], known(2, upgrade="Replace"), mount_pod(ONE), has=OLD) == []
+    assert told([leaves], known(2), has=OLD) == ["forget"]
+
+
+def test_what_was_begun_for_the_changed_template_is_finished() -> None:
+    """Also if the user for whom it was begun is gone: an attachment has a pod as long as its volume has users."""
+    assert told([user()], known(2), serving(ONE), has=NEW) == ["create 0"]
+
+
+def test_the_attachment_of_an_old_pod_goes_after_it() -> None:
+    assert told([user()], known(2), serving(TWO), has=NEW) == ["forget"]
+    third = [attachment(ONE), attachment(TWO, "app")]
+    assert told([user()], known(3), serving(TWO), has=third) == ["forget"]
+
+
 def test_the_old_pod_stays_for_who_may_have_it() -> None:
     old, new = serving(ONE), serving(TWO, created=50, since=60)
     both = [user(), user("next", since=50)]
     assert told(both, known(2), old, mount_pod(TWO, created=50), has=NEW) == []
     assert told(both, known(2), old, new, has=NEW) == []
+    # Whose clock is right, nobody knows: it may have come before the new pod served.
+    assert told([user("later", since=90)], known(2), old, new, has=NEW) == []
+    assert told([user("later", since=91)], known(2), old, new, has=NEW) == ["delete 0"]
     # It came before the new pod served, so it may have got the old one.
     assert told(both[1:], known(2), old, new, has=NEW) == []
     assert told([user("later", since=200)], known(2), old, new, has=NEW) == ["delete 0"]
+    assert told([user(), user("later", since=200)], known(2), old, new, has=NEW) == []
+    assert told([user("later", since=200)], known(2), old, new, has=[attachment(ONE, "later")]) == ["delete 0"]
     assert told([], known(2), old, new, has=NEW) == ["delete 0", "delete 0"]
 
 
@@ -230,6 +291,13 @@ def test_an_old_pod_that_has_failed_goes_beside_one_that_serves() -> None:
     """As when the template was changed while one of two controllers replaced it."""
     pods = failed(ONE, 0, created=-60), serving(ONE, 1)
     assert told([user()], known(2), *pods, has=OLD) == ["delete 0"]
+    assert told([user(), user("next")], known(2), *pods, mount_pod(TWO), has=NEW) == ["delete 0"]
+
+
+def test_of_two_old_pods_one_stays() -> None:
+    pods = serving(ONE, 0), serving(ONE, 1, created=1)
+    assert told([user()], known(2), *pods, has=OLD) == ["delete 1"]
+    assert told([user(), user("next")], known(2), *pods, mount_pod(TWO), has=NEW) == ["delete 1"]
 
 
 def test_with_replace_all_get_the_new_pod_as_soon_as_it_serves() -> None:
@@ -273,6 +341,7 @@ def test_each_pod_has_the_users_that_it_may_have() -> None:
 def test_a_status_is_written_once() -> None:
     status = statuses([user()], known(), serving(ONE), has=[attachment()])[ONE.name]
     assert (status["phase"], status["workloadCount"]) == ("Served", 1)
+    assert "message" not in status
     assert status["mountPod"] == {"namespace": "fuse-mounts", "name": f"{ONE.name}-0", "uid": "uid of 0"}
     written = mount_pods.attachment(ONE) | {"status": status}
     assert steps(wanted([user()], known()), found(serving(ONE)), [written], NOW) == []
@@ -281,3 +350,17 @@ def test_a_status_is_written_once() -> None:
 def test_a_status_says_why_the_pod_does_not_serve() -> None:
     status = statuses([user()], known(), failed(ONE), has=[attachment()])[ONE.name]
     assert (status["phase"], status["message"]) == ("Failed", "Evicted: The node was low on memory.")
+
+
+def test_a_status_tells_of_the_pod_that_serves_or_may() -> None:
+    pods = ending(serving(ONE, 0)), failed(ONE, 1), mount_pod(ONE, 2), serving(ONE, 3, created=1)
+    for number, phase in enumerate(("Ending", "Failed", "Pending", "Served")):
+        status = statuses([user()], known(), *pods[: number + 1], has=[attachment()])[ONE.name]
+        assert (status["phase"], status["mountPod"]["name"]) == (phase, f"{ONE.name}-{number}")
+    assert statuses([user()], known(), has=[attachment()])[ONE.name]["phase"] == "Pending"
+
+
+def test_no_status_is_written_of_what_is_not_there_or_goes() -> None:
+    assert statuses([user()], known(), mount_pod(ONE), has=[]) == {}
+    assert statuses([], known(), has=[attachment()]) == {}
+    assert ONE.name not in statuses([user()], known(2), serving(TWO), has=NEW)

@@ -82,6 +82,14 @@ def test_pods_with_the_same_volume_on_a_node_share_a_pod() -> None:
     assert len({mount.name for mount in mounts.values()}) == 2
 
 
+def test_a_user_is_there_since_it_was_scheduled_or_if_nobody_says_when_since_it_was_created() -> None:
+    later, other, new = user("a", since=5), user("b", since=5), user("c", since=5)
+    later["status"]["conditions"][0]["lastTransitionTime"] = at(8)
+    del other["status"]["conditions"], new["status"], new["metadata"]["creationTimestamp"]
+    users = mount_of([later, other, new], known()).users
+    assert [(each.since, each.is_new) for each in users] == [(at(8), False), (at(5), False), ("", True)]
+
+
 def test_the_key_is_that_of_the_node_plugin() -> None:
     (mount,) = wanted([user(securityContext={"fsGroup": 1000})], known()).mounts.values()
     assert mount.shared.key == sharing_key("photos", ATTRIBUTES, (), 1000)

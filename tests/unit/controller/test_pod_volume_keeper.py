@@ -282,6 +282,37 @@ def test_a_status_is_written_only_on_what_it_was_decided() -> None:
     asyncio.run(run())
 
 
+def test_who_leads_again_looks_at_what_another_one_may_have_changed() -> None:
+    """Here, at a template that says again that it has no volume."""
+
+    async def run() -> None:
+        cluster = Cluster()
+        await cluster.fill()
+        await cluster.api.put(POD_VOLUME, manifest_of(known()))
+
+        def is_held() -> bool:
+            template = cluster.template()
+            volumes = template.get("status", {}).get("volumes")
+            return template["metadata"].get("finalizers") == [FINALIZER] and bool(volumes == 1)
+
+        async with cluster.api.client() as client:
+            cache = ClusterCache(client, provisioning=True)
+            following = asyncio.create_task(cache.follow())
+            keeper = PodVolumeKeeper(client, cache, cluster.metrics, "fuse-mounts")
+            for _ in range(2):
+                leading = asyncio.create_task(keeper.keep(0.05))
+                await until(lambda: is_held() and keeper._held)
+                leading.cancel()
+                await asyncio.gather(leading, return_exceptions=True)
+                assert "pod_volumes{" not in cluster.metrics.exposition().decode()
+                metadata = cluster.template()["metadata"] | {"finalizers": []}
+                await cluster.set(f"{TEMPLATES}/s3", metadata=metadata, status={})
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+    asyncio.run(run())
+
+
 def test_what_becomes_of_pods_of_others_has_nobody_look() -> None:
     """A cluster has many of them; a pod of a PodVolume is kept as long as it is there."""
 

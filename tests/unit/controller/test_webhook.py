@@ -6,25 +6,19 @@ import asyncio
 import base64
 import contextlib
 import json
-import os
-import signal
-import socket
-import ssl
-import sys
 from typing import TYPE_CHECKING, NamedTuple
 
-from aiohttp import ClientSession, TCPConnector, web
+from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from fusermount3_controller.cluster_cache import ClusterCache
 from fusermount3_controller.controller_metrics import Metrics
 from fusermount3_controller.webhook import Webhook, health
-from tests.unit.controller.api_server import CLASSES, NAMESPACE, TEMPLATES, ApiServer
+from tests.unit.controller.api_server import TEMPLATES, ApiServer
 from tests.unit.controller.samples import Manifest, claimed, inline, pod, review, template
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
 
 class Served(NamedTuple):
@@ -138,96 +132,3 @@ def test_a_connection_ends_with_the_next_answer_when_the_process_is_to_end() -> 
             assert (answer.status, answer.headers["Connection"]) == (200, "close")
 
     asyncio.run(run())
-
-
-def test_the_process_answers_by_https_and_after_sigterm_the_requests_in_flight(tmp_path: Path) -> None:
-    async def run() -> None:
-        api = ApiServer()
-        await api.put(f"{TEMPLATES}/s3", template())
-        await api.put(f"{CLASSES}/other", {"provisioner": "other"})
-        await api.put(f"/api/v1/namespaces/{NAMESPACE}/secrets/fusermount3-controller-tls", {})
-        lease = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/fusermount3-controller"
-        await api.put(lease, {})
-        webhooks: list[Manifest] = [
-            {"name": "a.dev", "admissionReviewVersions": ["v1"], "sideEffects": "None", "clientConfig": {}}
-        ]
-        path = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/fusermount3-controller"
-        for each in (path, path.replace("mutating", "validating")):
-            await api.put(each, {"webhooks": webhooks})
-        async with api.client() as client:
-            kubeconfig = tmp_path / "kubeconfig"
-            kubeconfig.write_text(_kubeconfig(str(client.config.cluster.server)))
-            port, health_port = _free_ports()
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-c", "from fusermount3_controller.cli import main; main()", "webhook"),
-                *("--address=127.0.0.1", f"--port={port}", f"--health-port={health_port}"),
-                env={**os.environ, "KUBECONFIG": str(kubeconfig)},
-                stderr=asyncio.subprocess.PIPE,
-            )
-            try:
-                async with ClientSession() as session, asyncio.timeout(30):
-                    while not await _is_ready(session, health_port):
-                        await asyncio.sleep(0.05)
-                    while "spec" not in api.objects[lease] or "controller_leader 1.0" not in await _metrics(
-                        session, health_port
-                    ):
-                        await asyncio.sleep(0.05)
-                bundle = _bundle(api, path)
-                context = ssl.create_default_context(cadata=base64.b64decode(bundle).decode())
-                host = f"fusermount3-controller.{NAMESPACE}.svc"
-                url = f"https://127.0.0.1:{port}/inject?timeout=9s"
-                async with ClientSession(connector=TCPConnector(ssl=context)) as session, asyncio.timeout(30):
-                    api.slowness = 2
-                    asking = asyncio.create_task(
-                        session.post(url, json=review(pod(inline(), claimed())), server_hostname=host)
-                    )
-                    await asyncio.sleep(0.5)
-                    process.send_signal(signal.SIGTERM)
-                    answer = await asking
-                    assert "patch" in response_of(await answer.json())
-                    # Until the API server has noticed, new ones are answered, too.
-                    answer = await session.post(url, json=review(pod()), server_hostname=host)
-                    assert answer.status == 200
-                    assert await process.wait() == 0
-            finally:
-                if process.returncode is None:
-                    process.kill()
-                _, said = await process.communicate()
-            assert "Pod team/app: injected" in said.decode(), said.decode()
-            assert api.objects[lease]["spec"]["holderIdentity"] == "", said.decode()
-            assert "Traceback" not in said.decode(), said.decode()
-
-    asyncio.run(run())
-
-
-def _bundle(api: ApiServer, path: str) -> str:
-    return str(api.objects[path]["webhooks"][0]["clientConfig"].get("caBundle", ""))
-
-
-async def _metrics(session: ClientSession, port: int) -> str:
-    async with session.get(f"http://127.0.0.1:{port}/metrics") as answer:
-        return await answer.text()
-
-
-async def _is_ready(session: ClientSession, port: int) -> bool:
-    with contextlib.suppress(OSError):
-        return (await session.get(f"http://127.0.0.1:{port}/readyz")).status == 200
-    return False
-
-
-def _free_ports() -> list[int]:
-    with socket.socket() as one, socket.socket() as two:
-        for each in (one, two):
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in (one, two)]
-
-
-def _kubeconfig(server: str) -> str:
-    return json.dumps(
-        {
-            "clusters": [{"name": "c", "cluster": {"server": server}}],
-            "users": [{"name": "u", "user": {"token": "x"}}],
-            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u", "namespace": NAMESPACE}}],
-            "current-context": "x",
-        }
-    )
