@@ -206,7 +206,7 @@ def test_the_namespace_of_mount_pods_is_that_of_the_code_and_closed() -> None:
     assert policy["spec"] == {"podSelector": {}, "policyTypes": ["Ingress"]}
     assert {each["metadata"]["namespace"] for each in (policy, quota)} == {MOUNTS}
     priority = the("PriorityClass", OBJECTS)
-    assert priority["metadata"]["name"] == mount_pods.PRIORITY_CLASS
+    assert priority["metadata"]["name"] == rendering.PRIORITY_CLASS
     assert priority["preemptionPolicy"] == "PreemptLowerPriority"
 
 
