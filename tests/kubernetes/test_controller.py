@@ -162,6 +162,7 @@ def test_it_writes_volumes_only_if_it_is_to_create_them() -> None:
         (["volumetemplates", "volumetemplates/status"], ["patch"]),
         ([f"{pod_volumes.PLURAL}/status"], ["patch"]),
         (["persistentvolumes"], ["create", "delete", "patch"]),
+        (["nodes"], ["get"]),
         (["persistentvolumeclaims/status"], ["patch"]),
     ]
     role = the("Role", found)
