@@ -119,6 +119,7 @@ EVENT: Any = create_namespaced_resource("", "v1", "Event", "events")
 TEMPLATE: Any = create_global_resource(_GROUP, _VERSION, Kind.TEMPLATE, "volumetemplates")
 POD_VOLUME: Any = create_global_resource(_GROUP, _VERSION, pod_volumes.KIND, pod_volumes.PLURAL)
 CLAIM: Any = create_namespaced_resource("", "v1", Kind.CLAIM, "persistentvolumeclaims")
+NODE: Any = create_global_resource("", "v1", "Node", "nodes")
 VOLUME: Any = create_global_resource("", "v1", Kind.VOLUME, "persistentvolumes")
 _WATCHED = {
     Kind.TEMPLATE: _Watched(TEMPLATE, _template),

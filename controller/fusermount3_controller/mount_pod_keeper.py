@@ -20,9 +20,9 @@ from lightkube import ApiError, AsyncClient
 from lightkube.types import PatchType
 
 from fusermount3_broker.messages.untrusted_text import visible
-from fusermount3_controller import mount_pod_events, mount_pods, served_volumes
+from fusermount3_controller import mount_pod_events, mount_pods, pod_volumes, served_volumes
 from fusermount3_controller.api_errors import CONFLICT, NOT_FOUND, already
-from fusermount3_controller.cluster_cache import ATTACHMENT, POD, ClusterCache
+from fusermount3_controller.cluster_cache import ATTACHMENT, POD, POD_VOLUME, ClusterCache
 from fusermount3_controller.controller_metrics import Metrics
 from fusermount3_controller.event_writer import EventWriter
 from fusermount3_controller.faults import Invalid
@@ -36,8 +36,9 @@ from fusermount3_controller.mount_pod_steps import (
     Step,
     steps,
 )
-from fusermount3_controller.mount_pods import Existing, Phase, User, moment
+from fusermount3_controller.mount_pods import Existing, MountPod, Phase, User, moment
 from fusermount3_controller.node_index import NodeIndex
+from fusermount3_controller.pod_volumes import PodVolume
 from fusermount3_controller.served_volumes import Kind, Known, Manifest, Reference
 from fusermount3_controller.wanted_mount_pods import Wanted, may_use, wanted
 
@@ -97,8 +98,8 @@ class MountPodKeeper:
         nodes: Iterable[str]
         if kind in (Kind.POD, Kind.ATTACHMENT):
             nodes = self._index.change(kind, before, after)
-        elif kind in (Kind.CLAIM, Kind.VOLUME):
-            # That a volume is bound, and what it is, stays as it is.
+        elif kind in (Kind.CLAIM, Kind.VOLUME, Kind.POD_VOLUME):
+            # That a volume is bound, and what it is, stays as it is; and a mount pod that is there may be.
             nodes = self._unsettled
         else:
             nodes = self._index.nodes()
@@ -218,7 +219,13 @@ class MountPodKeeper:
         namespace = mount.namespace(self._namespace)
         where = f"mount pod {namespace}/{name}"
         try:
-            manifest = mount_pods.manifest(mount, step.number, await self._owner(step), self._namespace)
+            owner = await self._owner(step)
+            if waits := await self._not_recorded(mount):
+                if waits.status.unstaging:
+                    text = f"{where}: waits until the volume is unstaged on {waits.status.unstaging}"
+                    await self._tell(mount.users, mount_pod_events.FAILED, text, now)
+                return ()
+            manifest = mount_pods.manifest(mount, step.number, owner, self._namespace)
             created = await self._client.create(POD(manifest))
         except Invalid as error:
             await self._tell(mount.users, mount_pod_events.FAILED, f"{where}: {error}", now)
@@ -241,6 +248,15 @@ class MountPodKeeper:
                 raise
             created = await self._client.get(ATTACHMENT, step.mount.name)
         return str(created.metadata.uid)
+
+    async def _not_recorded(self, mount: MountPod) -> PodVolume | None:
+        """Return the PodVolume, as long as it does not allow a mount pod on that node."""
+        volume = mount.shared.source.volume
+        if not pod_volumes.is_staging_recorded(volume):
+            return None
+        found = await self._client.get(POD_VOLUME, volume["metadata"]["name"])
+        pod_volume = pod_volumes.parse(found.to_dict())
+        return None if pod_volumes.may_stage(pod_volume, mount.node) else pod_volume
 
     async def _tell(self, users: Iterable[User], reason: str, text: str, now: datetime.datetime) -> None:
         """Write an event on each of these pods."""

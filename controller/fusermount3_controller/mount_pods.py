@@ -7,17 +7,15 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from fusermount3_controller import rendering, volume_templates
+from fusermount3_controller import pod_volumes, rendering, volume_templates
 from fusermount3_controller.pod_rules import CONTAINER
-from fusermount3_controller.rendering import SHARED_NAMESPACE, TEMPLATE_LABEL, Manifest
+from fusermount3_controller.rendering import PRIORITY_CLASS, SHARED_NAMESPACE, TEMPLATE_LABEL, Manifest
 from fusermount3_controller.shared_volumes import Shared
 
 #: The kind of the objects that own mount pods, and its name in paths.
 ATTACHMENT, ATTACHMENTS = "MountPodAttachment", "mountpodattachments"
 #: The attribute by which a volume offers its filesystem to pods whose volumes have the same key.
 SHARE_ATTRIBUTE = "share"
-#: In packaging/kubernetes/controller: above all that could be evicted for what other pods need to start.
-PRIORITY_CLASS = "fuse-mounts"
 #: Of the driver's attributes, the one that means something for a filesystem that others use.
 _OPTIONS = "mountOptions"
 #: Ends when no pod uses the volume any more: until then, kubelet does not tell the program to end.
@@ -105,6 +103,8 @@ def shown(shared: Shared, namespace: str = SHARED_NAMESPACE, node: str = "") -> 
         namespace, spec["serviceAccountName"] = shared.identity
         spec["automountServiceAccountToken"] = True
     pod["metadata"]["namespace"] = namespace
+    if pod_volumes.is_provisioned(shared.source.volume):
+        pod["metadata"]["labels"][pod_volumes.VOLUME_LABEL] = shared.source.persistent_volume
     spec.setdefault("priorityClassName", PRIORITY_CLASS)
     (container,) = spec["containers"]
     container["lifecycle"] = {"preStop": _WAIT, **(container.get("lifecycle") or {})}
@@ -131,10 +131,7 @@ def manifest(mount: MountPod, number: int, owner: str, namespace: str = SHARED_N
             "controller": True,
         }
     ]
-    # Not spec.nodeName: the scheduler would not be asked whether there is room, nor make any.
-    field = {"key": "metadata.name", "operator": "In", "values": [mount.node]}
-    terms = {"nodeSelectorTerms": [{"matchFields": [field]}]}
-    pod["spec"]["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    pod["spec"] = rendering.on_node(pod["spec"], mount.node)
     return pod
 
 
@@ -184,6 +181,14 @@ def existing(pod: Mapping[str, Any]) -> Existing | None:
         served_since=since,
         failure="" if phase in (Phase.SERVED, Phase.ENDING) else _failure(pod),
     )
+
+
+def node_of(pod: Mapping[str, Any]) -> str:
+    """Return the node on which a pod has to run that `manifest` returns; empty, if the pod is none."""
+    if existing(pod) is None:
+        return ""
+    required = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    return str(required["nodeSelectorTerms"][0]["matchFields"][0]["values"][0])
 
 
 def _phase(pod: Mapping[str, Any]) -> tuple[Phase, str]:

@@ -1,4 +1,4 @@
-"""The pods that create, expand and delete a volume, for a claim that is made up to show a template. Pure."""
+"""The pods that create, expand, unstage and delete a volume, for a claim that is made up to show a template. Pure."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from fusermount3_controller.template_parameters import TEMPLATE_ATTRIBUTE
 from fusermount3_controller.volume_templates import VolumeTemplate
 
 #: The order in which they run.
-_STAGES = (Stage.VALIDATION, Stage.CREATION, Stage.EXPANSION, Stage.DELETION)
+_STAGES = (Stage.VALIDATION, Stage.CREATION, Stage.EXPANSION, Stage.UNSTAGING, Stage.DELETION)
 _UID = "00000000-0000-0000-0000-000000000000"
 _GIBIBYTE = 1 << 30
 

@@ -20,6 +20,7 @@ from fusermount3_controller import (
     claims,
     events,
     held_templates,
+    mount_pods,
     pod_volume_steps,
     pod_volumes,
     run_results,
@@ -29,6 +30,7 @@ from fusermount3_controller.api_errors import CONFLICT, NOT_FOUND, already
 from fusermount3_controller.cluster_cache import (
     ATTACHMENT,
     CLAIM,
+    NODE,
     POD,
     POD_VOLUME,
     TEMPLATE,
@@ -157,9 +159,10 @@ class PodVolumeKeeper:
         due: datetime.datetime | None = None
         runs = {uid: list(pods.values()) for uid, pods in self._runs.items()}
         for volume, step in await asyncio.to_thread(self._decided, volumes, runs, now):
-            if not isinstance(step, Wait):
+            # Only the API server says whether a node is gone.
+            if not isinstance(step, Wait) or volume.status.unstaging:
                 todo.append(self._advance(volume.name, now))
-            elif step.until:
+            if isinstance(step, Wait) and step.until:
                 due = min(step.until, due or step.until)
         limit = asyncio.Semaphore(_AT_ONCE)
         await asyncio.gather(*(_limited(each, limit) for each in todo))
@@ -183,8 +186,8 @@ class PodVolumeKeeper:
                 tuple(each for each in runs if each),
                 by_uid.get(_claim_ref(volume, existing).get("uid", "")),
                 existing,
-                _is_staged(volume, served),
-                self._taken(volume),
+                _nodes(volume, served),
+                taken=self._taken(volume),
             )
             result.append((volume, next_step(view, now)))
         return result
@@ -248,21 +251,23 @@ class PodVolumeKeeper:
     async def _view(self, volume: PodVolume) -> View:
         """Return what the API server says now of all that has to do with a volume."""
         labels: Labels = {pod_volumes.VOLUME_LABEL: volume.name}
-        pods = [
-            run_results.existing(each.to_dict(), volume.uid)
-            async for each in self._client.list(POD, namespace=self._namespace, labels=labels)
-        ]
+        pods = [each.to_dict() async for each in self._client.list(POD, namespace=self._namespace, labels=labels)]
+        runs = [run_results.existing(each, volume.uid) for each in pods]
         existing = await self._got(VOLUME, volume.name)
         ref = _claim_ref(volume, existing)
         claim = await self._got(CLAIM, ref["name"], ref["namespace"]) if ref else None
         template: Labels = {TEMPLATE_LABEL: str(volume.spec.get("volumeTemplate"))}
         served = _served([each.to_dict() async for each in self._client.list(ATTACHMENT, labels=template)])
+        # A mount pod may be there for longer than its MountPodAttachment.
+        nodes = _nodes(volume, served).union(filter(None, map(mount_pods.node_of, pods)))
+        left = [node for node in volume.status.staged if node not in nodes]
         return View(
             volume,
-            tuple(each for each in pods if each),
+            tuple(each for each in runs if each),
             claim if claim and claim["metadata"]["uid"] == ref.get("uid") else None,
             existing,
-            _is_staged(volume, served),
+            nodes,
+            frozenset([node for node in left if not await self._got(NODE, node)]),
             self._taken(volume),
         )
 
@@ -413,16 +418,23 @@ def _claim_ref(volume: PodVolume, existing: Mapping[str, Any] | None) -> Mapping
     return (existing.get("spec") or {}).get("claimRef") or {} if existing else volume.claim
 
 
-def _served(attachments: Iterable[Mapping[str, Any]]) -> set[tuple[str, str]]:
-    """Return what mount pods serve: PersistentVolumes, with "" before the name, and handles, with their template."""
-    specs = [each.get("spec") or {} for each in attachments]
-    of_names = {("", str(spec.get("persistentVolumeName"))) for spec in specs}
-    return of_names | {(str(spec.get("volumeTemplate")), str(spec.get("volumeID"))) for spec in specs}
+def _served(attachments: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], set[str]]:
+    """Return the nodes where mount pods serve a PersistentVolume, by "" and its name, and by template and handle."""
+    result: dict[tuple[str, str], set[str]] = {}
+    for each in attachments:
+        spec = each.get("spec") or {}
+        of_name = ("", str(spec.get("persistentVolumeName")))
+        for served in (of_name, (str(spec.get("volumeTemplate")), str(spec.get("volumeID")))):
+            result.setdefault(served, set()).add(str(spec.get("nodeName")))
+    return result
 
 
-def _is_staged(volume: PodVolume, served: Set[tuple[str, str]]) -> bool:
-    handle = volume.status.handle
-    return ("", volume.name) in served or (handle != "" and (str(volume.spec.get("volumeTemplate")), handle) in served)
+def _nodes(volume: PodVolume, served: Mapping[tuple[str, str], Set[str]]) -> frozenset[str]:
+    """Return the nodes on which a mount pod serves the volume, or is about to."""
+    nodes = frozenset(served.get(("", volume.name), ()))
+    if handle := volume.status.handle:
+        nodes |= served.get((str(volume.spec.get("volumeTemplate")), handle), set())
+    return nodes
 
 
 def _precondition(volume: PodVolume) -> Manifest:

@@ -25,22 +25,25 @@ FIRST_PAUSE, LONGEST_PAUSE = 5, 300
 #: Reasons of events: the first are those of other provisioners.
 PROVISIONING, PROVISIONED, FAILED = "Provisioning", "ProvisioningSucceeded", "ProvisioningFailed"
 RESIZED, RESIZE_FAILED = "VolumeResizeSuccessful", "VolumeResizeFailed"
+UNSTAGED, UNSTAGING_FAILED, NODE_GONE = "VolumeUnstaged", "VolumeUnstagingFailed", "VolumeNodeGone"
 DELETED, DELETION_FAILED, ABANDONED = "VolumeDeleted", "VolumeFailedDelete", "VolumeAbandoned"
-WARNINGS = frozenset({FAILED, RESIZE_FAILED, DELETION_FAILED, ABANDONED})
+WARNINGS = frozenset({FAILED, RESIZE_FAILED, UNSTAGING_FAILED, NODE_GONE, DELETION_FAILED, ABANDONED})
 
 
 class View(NamedTuple):
     """A PodVolume, and what has to do with it.
 
     `pods`: those that it owns. `claim`: that of the PersistentVolume, or for which it is to be; None, if it is gone.
-    `is_staged`: a mount pod serves the volume. `taken`: handles of other volumes of the template.
+    `nodes`: where a mount pod serves the volume, or is about to. `gone`: those where it was, and that are no nodes any
+    more. `taken`: handles of other volumes of the template.
     """
 
     volume: PodVolume
     pods: tuple[RunPod, ...] = ()
     claim: Mapping[str, Any] | None = None
     persistent_volume: Mapping[str, Any] | None = None
-    is_staged: bool = False
+    nodes: frozenset[str] = frozenset()
+    gone: frozenset[str] = frozenset()
     taken: frozenset[str] = frozenset()
 
     @property
@@ -135,8 +138,10 @@ def next_step(view: View, now: datetime.datetime) -> Step:
     """Return what to do next."""
     if RETRY in view.volume.annotations:
         return _retried(view)
-    if ABANDON in view.volume.annotations and not view.status.may_exist:
+    if ABANDON in view.volume.annotations and not _can_be_abandoned(view):
         return Forget(ABANDON)
+    if staged := _staged(view):
+        return staged
     if view.status.run:
         return _watched(view, view.status.run, now)
     match view.status.phase:
@@ -155,6 +160,13 @@ def _retried(view: View) -> Step:
         failures = {stage: each._replace(retry_after="") for stage, each in view.status.failures.items()}
         return SetStatus(view.status._replace(failures=failures))
     return Forget(RETRY)
+
+
+def _can_be_abandoned(view: View) -> bool:
+    """Return whether there is something that somebody may say is done: what was said of a node is not of the volume."""
+    if view.volume.has(Stage.UNSTAGING) and view.status.phase is Phase.CREATED:
+        return view.status.unstaging != ""
+    return view.status.may_exist
 
 
 # Pods --------------------------------------------------------------------------------------------------------------
@@ -189,6 +201,9 @@ def _begun(view: View, stage: Stage, now: datetime.datetime, requested: int | No
 def _watched(view: View, run: Run, now: datetime.datetime) -> Step:
     """Return what to do about the pod that may be running."""
     pod = next((each for each in view.pods if each.uid == run.uid), None)
+    is_lost = run.stage is Stage.UNSTAGING and view.status.unstaging in view.gone
+    if pod is None and is_lost:
+        return _without_node(view)
     if pod is None:
         return _failed(view, run.stage, f"pod {run.name} has gone, and nobody knows what it did", now)
     if pod.is_due:
@@ -196,8 +211,8 @@ def _watched(view: View, run: Run, now: datetime.datetime) -> Step:
     if pod.is_ending:
         return Wait()
     is_unwanted = run.stage in (Stage.VALIDATION, Stage.CREATION) and not view.is_wanted
-    is_abandoned = run.stage is Stage.DELETION and ABANDON in view.volume.annotations
-    if (is_unwanted or is_abandoned) and not pod.is_started:
+    is_abandoned = run.stage in (Stage.DELETION, Stage.UNSTAGING) and ABANDON in view.volume.annotations
+    if is_lost or ((is_unwanted or is_abandoned) and not pod.is_started):
         return DeleteRun(pod)
     if pod.is_gated:
         return Ungate(pod)
@@ -213,6 +228,9 @@ def _succeeded(view: View, run: Run, pod: RunPod, now: datetime.datetime) -> Ste
     match run.stage:
         case Stage.VALIDATION:
             return SetStatus(status._replace(validated=True))
+        case Stage.UNSTAGING:
+            text = f"pod {pod.name} has unstaged the volume on {status.unstaging}"
+            return SetStatus(_unstaged(status), Event(UNSTAGED, text))
         case Stage.DELETION:
             phase = Phase.DELETED if status.phase is Phase.DELETING else Phase.CREATING
             deleted = Event(DELETED, f"pod {pod.name} has deleted the volume")
@@ -251,7 +269,12 @@ def pause_after(failures: int) -> int:
 
 
 def _reason(stage: Stage) -> str:
-    return {Stage.DELETION: DELETION_FAILED, Stage.EXPANSION: RESIZE_FAILED}.get(stage, FAILED)
+    reasons = {
+        Stage.DELETION: DELETION_FAILED,
+        Stage.EXPANSION: RESIZE_FAILED,
+        Stage.UNSTAGING: UNSTAGING_FAILED,
+    }
+    return reasons.get(stage, FAILED)
 
 
 # Volumes that do not exist yet -------------------------------------------------------------------------------------
@@ -315,11 +338,13 @@ def _born(view: View, status: Status, answer: Answer) -> Status:
 
 
 def _created(view: View, now: datetime.datetime) -> Step:
+    if step := _unstaging(view, now):
+        return step
     status, existing = view.status, view.persistent_volume
     if existing is None:
         if status.persistent_volume:
             # Somebody took it away with its finalizer. While there is its claim, nobody asked for the end of the data.
-            if view.claim is not None:
+            if view.claim is not None or status.staged:
                 return Wait()
             return _cleared(view) or Finish() if view.volume.is_retained else _ended(view)
         return CreatePersistentVolume() if view.is_wanted or view.volume.is_retained else _ended(view)
@@ -333,7 +358,7 @@ def _created(view: View, now: datetime.datetime) -> Step:
     if phase == "Bound" or not (is_ending or phase in ("Failed", "Released")):
         return _cleared(view) or Wait()
     if policy == "Delete":
-        return Wait() if view.is_staged else _ended(view)
+        return Wait() if view.nodes else _ended(view)
     if is_ending and FINALIZER in (metadata.get("finalizers") or []):
         return ReleasePersistentVolume()
     return _cleared(view) or Wait()
@@ -363,6 +388,58 @@ def _expanded(view: View, spec: Mapping[str, Any], now: datetime.datetime) -> St
 def _grown(view: View, answer: Answer) -> int:
     requests = ((view.claim or {}).get("spec") or {}).get("resources", {}).get("requests", {})
     return max(answer.capacity or size(requests.get("storage", view.status.capacity)), view.status.capacity)
+
+
+# Nodes of volumes --------------------------------------------------------------------------------------------------
+
+
+def _staged(view: View) -> Step | None:
+    """Return what lets mount pods come where one is wanted; not elsewhere, while the volume is to be unstaged."""
+    status = view.status
+    if not view.volume.has(Stage.UNSTAGING) or status.phase is not Phase.CREATED:
+        return None
+    if status.unstaging in view.nodes and not (status.run and status.run.stage is Stage.UNSTAGING):
+        return SetStatus(_without_failures(status)._replace(unstaging=""))
+    if view.nodes > set(status.staged):
+        return SetStatus(status._replace(staged=tuple(sorted(view.nodes))))
+    return None
+
+
+def _unstaging(view: View, now: datetime.datetime) -> Step | None:
+    """Return what brings a node nearer to where nothing is left of the volume; None, if there is no such node.
+
+    That one begins is written before it does, and then looked at once more: a mount pod that was created meanwhile was
+    preceded by its MountPodAttachment, and none is created from then on (`pod_volumes.may_stage`).
+    """
+    status = view.status
+    if status.unstaging:
+        if ABANDON in view.volume.annotations:
+            text = f"somebody has taken it as unstaged on {status.unstaging} (annotation abandon)"
+            return SetStatus(_unstaged(status), Event(ABANDONED, text))
+        if status.unstaging in view.gone:
+            return _without_node(view)
+        return _begun(view, Stage.UNSTAGING, now)
+    left = sorted(set(status.staged) - view.nodes)
+    return SetStatus(status._replace(unstaging=left[0])) if left else None
+
+
+def _without_node(view: View) -> Step:
+    text = f"there is no node {view.status.unstaging} any more, so no pod unstages the volume there"
+    return SetStatus(_unstaged(view.status), Event(NODE_GONE, text))
+
+
+def _unstaged(status: Status) -> Status:
+    staged = tuple(node for node in status.staged if node != status.unstaging)
+    return _without_failures(status)._replace(run=None, staged=staged, unstaging="")
+
+
+def _without_failures(status: Status) -> Status:
+    """Return the status in which nothing is said of an unstaging that has failed."""
+    if Stage.UNSTAGING not in status.failures:
+        return status
+    failures = dict(status.failures)
+    del failures[Stage.UNSTAGING]
+    return status._replace(failures=failures, message="")
 
 
 # Volumes that are to end -------------------------------------------------------------------------------------------

@@ -24,6 +24,8 @@ RETRY, ABANDON = "fusermount3-proxy.dev/retry", "fusermount3-proxy.dev/abandon"
 GATE = "fusermount3-proxy.dev/recorded"
 #: Of a pod: the PodVolume's name, and the stage.
 VOLUME_LABEL, STAGE_LABEL = "fusermount3-proxy.dev/pod-volume", "fusermount3-proxy.dev/stage"
+#: Annotation of a PersistentVolume: its PodVolume names a node before a mount pod is created there.
+STAGING_RECORDED = "fusermount3-proxy.dev/staging-recorded"
 #: Tells who has made a PersistentVolume (pkg/controller/volume/persistentvolume of Kubernetes).
 PROVISIONED_BY = "pv.kubernetes.io/provisioned-by"
 
@@ -58,7 +60,8 @@ class Status(NamedTuple):
     """What has happened. `runs`: pods so far, whose names are numbered; `run`: the one whose result is not known.
 
     `may_exist`: a pod that creates the volume may have run, and none has deleted it since. `capacity` is in bytes.
-    `persistent_volume`: its name, once it was there; `reclaim_policy`: what it said last.
+    `persistent_volume`: its name, once it was there; `reclaim_policy`: what it said last. `staged`: nodes where a mount
+    pod may have served the volume, and no pod has unstaged it since; `unstaging`: the one of them where a pod is to.
     """
 
     phase: Phase = Phase.PENDING
@@ -73,6 +76,8 @@ class Status(NamedTuple):
     node_affinity: Mapping[str, Any] = {}
     persistent_volume: str = ""
     reclaim_policy: str = ""
+    staged: tuple[str, ...] = ()
+    unstaging: str = ""
 
 
 class PodVolume(NamedTuple):
@@ -135,6 +140,8 @@ def parse(manifest: Mapping[str, Any]) -> PodVolume:
             node_affinity=status.get("nodeAffinity") or {},
             persistent_volume=status.get("persistentVolumeName", ""),
             reclaim_policy=status.get("reclaimPolicy", ""),
+            staged=tuple(status.get("stagedNodes") or ()),
+            unstaging=status.get("unstagingNode", ""),
         ),
         annotations=frozenset(metadata.get("annotations") or {}) & {RETRY, ABANDON},
         is_ending=bool(metadata.get("deletionTimestamp")),
@@ -161,6 +168,8 @@ def status_manifest(status: Status) -> Manifest:
         "nodeAffinity": dict(status.node_affinity) or None,
         "persistentVolumeName": status.persistent_volume or None,
         "reclaimPolicy": status.reclaim_policy or None,
+        "stagedNodes": list(status.staged) or None,
+        "unstagingNode": status.unstaging or None,
     }
 
 
@@ -168,6 +177,17 @@ def is_provisioned(persistent_volume: Mapping[str, Any]) -> bool:
     """Return whether the PersistentVolume is one of those that `persistent_volume` returns."""
     annotations = (persistent_volume.get("metadata") or {}).get("annotations") or {}
     return annotations.get(PROVISIONED_BY) == DRIVER
+
+
+def is_staging_recorded(persistent_volume: Mapping[str, Any]) -> bool:
+    """Return whether `may_stage` says when a mount pod may be created."""
+    annotations = (persistent_volume.get("metadata") or {}).get("annotations") or {}
+    return is_provisioned(persistent_volume) and STAGING_RECORDED in annotations
+
+
+def may_stage(volume: PodVolume, node: str) -> bool:
+    """Return whether a mount pod may be created on the node, as the PodVolume says after its MountPodAttachment is."""
+    return not volume.has(Stage.UNSTAGING) or (node in volume.status.staged and node != volume.status.unstaging)
 
 
 # Pods of stages ----------------------------------------------------------------------------------------------------
@@ -202,6 +222,8 @@ def _rendered(volume: PodVolume, stage: Stage, field: str, text: str) -> object:
 def variables(volume: PodVolume, stage: Stage, requested: int | None = None) -> dict[str, Variable]:
     """Return the variables of a stage; `requested`: the capacity to which the volume is to grow, in bytes."""
     spec, status = volume.spec, volume.status
+    if stage is Stage.UNSTAGING:
+        return {**rendering.staged(persistent_volume(volume), status.unstaging), "readOnly": False}
     given = spec.get("variables") or {}
     node = spec.get("nodeName")
     result: dict[str, Variable] = {
@@ -250,6 +272,8 @@ def run_pod(volume: PodVolume, stage: Stage, number: int, namespace: str, reques
     terms = _terms(volume.spec.get("allowedTopologies") or [])
     if terms and stage is Stage.CREATION:
         pod["spec"]["affinity"] = _required(terms)
+    if stage is Stage.UNSTAGING:
+        pod["spec"] = rendering.on_node(pod["spec"], volume.status.unstaging)
     metadata = pod["metadata"]
     return {
         **pod,
@@ -292,7 +316,10 @@ def persistent_volume(volume: PodVolume) -> Manifest:
         "metadata": {
             "name": volume.name,
             "labels": {TEMPLATE_LABEL: str(spec.get("volumeTemplate"))},
-            "annotations": {PROVISIONED_BY: DRIVER},
+            "annotations": {
+                PROVISIONED_BY: DRIVER,
+                **({STAGING_RECORDED: "true"} if volume.has(Stage.UNSTAGING) else {}),
+            },
             "finalizers": [FINALIZER],
         },
         "spec": {

@@ -67,7 +67,7 @@ RUNS: Mapping[Stage, tuple[str, ...]] = {
 }
 FIELDS = ("provisioningModes", *RUNS)
 #: Stages of volumes that are made for claims.
-_OF_DYNAMIC = (Stage.CREATION, Stage.EXPANSION, Stage.DELETION)
+_OF_DYNAMIC = (Stage.CREATION, Stage.EXPANSION, Stage.UNSTAGING, Stage.DELETION)
 
 
 def parse(spec: Mapping[str, Any], parameters: frozenset[str], faults: list[Fault], *, shared: bool) -> Provisioning:

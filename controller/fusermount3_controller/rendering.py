@@ -26,6 +26,8 @@ SHARED_NAMESPACE = "fuse-mounts"
 #: The name of the driver's volume in such a pod, and of the emptyDir with its socket: another one than that by which
 #: a volume of users is known to be served in their pod, for a mount pod can be a user.
 _SHARED_VOLUME, _SHARED_DIRECTORY = "volume", "fd-passing"
+#: In packaging/kubernetes/controller: above all that could be evicted for what other pods need to start.
+PRIORITY_CLASS = "fuse-mounts"
 #: Names the template in the labels of such a pod.
 TEMPLATE_LABEL = "fusermount3-proxy.dev/template"
 
@@ -130,6 +132,17 @@ def mount_pod(use: Use, node: str = "") -> Manifest:
             "volumes": [*program.volumes, {"name": use.volume, "csi": own}],
         },
     }
+
+
+def on_node(spec: Manifest, node: str) -> Manifest:
+    """Return the spec of a pod that has to run on this node, whatever keeps others away; empty: on any."""
+    result = {"priorityClassName": PRIORITY_CLASS, "tolerations": [{"operator": "Exists"}], **spec}
+    if node:
+        # Not spec.nodeName: the scheduler would not be asked whether there is room, nor make any.
+        field = {"key": "metadata.name", "operator": "In", "values": [node]}
+        terms = {"nodeSelectorTerms": [{"matchFields": [field]}]}
+        result["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    return result
 
 
 def run(

@@ -162,6 +162,7 @@ def test_it_writes_volumes_only_if_it_is_to_create_them() -> None:
         (["volumetemplates", "volumetemplates/status"], ["patch"]),
         ([f"{pod_volumes.PLURAL}/status"], ["patch"]),
         (["persistentvolumes"], ["create", "delete", "patch"]),
+        (["nodes"], ["get"]),
         (["persistentvolumeclaims/status"], ["patch"]),
     ]
     role = the("Role", found)
@@ -206,7 +207,7 @@ def test_the_namespace_of_mount_pods_is_that_of_the_code_and_closed() -> None:
     assert policy["spec"] == {"podSelector": {}, "policyTypes": ["Ingress"]}
     assert {each["metadata"]["namespace"] for each in (policy, quota)} == {MOUNTS}
     priority = the("PriorityClass", OBJECTS)
-    assert priority["metadata"]["name"] == mount_pods.PRIORITY_CLASS
+    assert priority["metadata"]["name"] == rendering.PRIORITY_CLASS
     assert priority["preemptionPolicy"] == "PreemptLowerPriority"
 
 

@@ -16,16 +16,23 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from errno import ENODATA, ENOENT, ENOTCONN, ETIMEDOUT
 from functools import partial
 from typing import Any
 
+from fusermount3_broker.front import hung_connections
 from fusermount3_broker.front.context import Front
 from fusermount3_broker.front.decisions import policy
 from fusermount3_broker.front.model import Device, Mount, Volume
-from fusermount3_broker.front.mounter_client import Operation
+from fusermount3_broker.front.mounter_client import (
+    MounterFailed,
+    Operation,
+    OperationEnded,
+    OperationFailed,
+    OperationRefused,
+)
 from fusermount3_broker.front.restored_containers import RestoredContainers, former
 from fusermount3_broker.front.tables.volume_table import Volumes
 from fusermount3_broker.front.volume_operations import VolumeOperations
@@ -75,6 +82,8 @@ class Borrowing:
         self._answered: set[int] = set()
         #: The connections of sources that retire, and until when, in monotonic seconds.
         self._retiring: dict[int, float] = {}
+        #: The connections of sources whose FUSE program has unmounted them, while another pod has them.
+        self._unmounted: set[int] = set()
         #: The connections that new borrowers are about to have.
         self._promised: Counter[int] = Counter()
         self._waiting = WaitingVolumes()
@@ -114,6 +123,22 @@ class Borrowing:
                 return
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def unmounted(self, source: Volume, mount: Mount) -> None:
+        """The FUSE program of a source has unmounted it for itself: end the filesystem as soon as no other pod has it.
+
+        It is still mounted at the target, and some programs (on go-fuse) end only when it is mounted nowhere.
+        """
+        if source.share:
+            self._unmounted &= {each.connection for each in self._front.registry}
+            self._unmounted.add(mount.connection)
+            self.retire(source)
+
+    async def _end(self, source: Volume, mount: Mount) -> None:
+        """Abort the connection, unless the program has ended."""
+        if self._is_live(mount) and await self._answers(source):
+            with suppress(MounterFailed, OperationFailed, OperationRefused, OperationEnded):
+                await hung_connections.abort(self._front, mount, "its FUSE program has unmounted it")
 
     async def _answers(self, source: Volume) -> bool:
         """Ask the filesystem of the source; return whether its program answers. If it hangs, return when it goes on."""
@@ -164,9 +189,11 @@ class Borrowing:
         """Give nobody else the filesystem of the source for `RETIRING` seconds; return how many borrowers have it.
 
         Also counted is who may have it: a new front learns that soon. The program that mounts next does not retire.
+        A filesystem that is `unmounted` ends if nobody has it.
         """
         unknown = 0
-        own = {mount.connection for mount in self._front.registry.mounts_of(source.target)}
+        mounts = self._front.registry.mounts_of(source.target)
+        own = {mount.connection for mount in mounts}
         now = time.monotonic()
         self._retiring = {each: until for each, until in self._retiring.items() if until > now}
         self._retiring |= dict.fromkeys(own, now + RETIRING)
@@ -175,7 +202,13 @@ class Borrowing:
             self._volumes.is_taken(each.target) and self._front.borrowed.get(each.target, unknown) in own | {unknown}
             for each in borrowers
         )
-        return have + sum(self._promised[each] for each in own)
+        users = have + sum(self._promised[each] for each in own)
+        if not users:
+            for mount in mounts:
+                if mount.connection in self._unmounted:
+                    self._unmounted.discard(mount.connection)
+                    self._begin(self._end(source, mount))
+        return users
 
     def _retires(self, mount: Mount) -> bool:
         return time.monotonic() < self._retiring.get(mount.connection, 0.0)

@@ -344,7 +344,8 @@ class Call(CallerConnection):
 
     # Unmounting ------------------------------------------------------------------------------------------------
 
-    async def _unmount(self, peer: Peer, request: UnmountRequest) -> None:
+    async def _unmount(self, peer: Peer, request: UnmountRequest) -> Mount | None:
+        """Unmount for the caller, and answer; return the mount, unless it was gone already. Raises Refusal."""
         registry = self._front.registry
         with explained(b"failed to unmount %b" % request.mountpoint, request):
             operation, facts = await self._begin_unmount(peer, request)
@@ -352,7 +353,7 @@ class Call(CallerConnection):
                 await self.let_go()
                 self.decided(log.INFO, "unmounted: it was dead, and is gone already")
                 self._send(Reply(self.id.encode()))
-                return
+                return None
             device = Device(facts.device)
             mount = registry.find(device) if facts.mounted else None
             operation.say(policy.decide_unmount(self.id.encode(), request, facts, mount))
@@ -364,6 +365,7 @@ class Call(CallerConnection):
         self.decided(log.INFO, "unmounted", device=device)
         self._send(Reply(self.id.encode()))
         operation.say(Told())
+        return mount
 
     async def _begin_unmount(self, peer: Peer, request: UnmountRequest) -> tuple[Operation, UnmountFacts]:
         """Start the unmount operation, first with a child for plain unmounts if this may be one; return its facts, too.

@@ -30,7 +30,7 @@ from fusermount3_broker.messages.refusal import Refusal
 from fusermount3_broker.service import log
 from fusermount3_broker.service.channel import Channel, HungUp
 from fusermount3_broker.service.configuration import FILESYSTEMS
-from fusermount3_proxy.wire import DeviceRequest, MountRequest, Reply, VolumeRequest
+from fusermount3_proxy.wire import DeviceRequest, MountRequest, Reply, UnmountRequest, VolumeRequest
 
 
 class VolumeCall(Call):
@@ -105,6 +105,12 @@ class VolumeCall(Call):
                 self._front.serving.suspect(self._lent.mount, time.monotonic() + MOMENT)
         if self._mounted:
             self._publications.restored_containers.look_at(self._mounted, self._volume.pod)
+
+    async def _unmount(self, peer: Peer, request: UnmountRequest) -> Mount | None:
+        mount = await super()._unmount(peer, request)
+        if mount and mount.volume == self._target:
+            self._publications.borrowing.unmounted(self._volume, mount)
+        return mount
 
     def _may_be_plain(self, _request: MountRequest | VolumeRequest) -> bool:
         return False

@@ -152,6 +152,15 @@ def test_what_a_pod_writes_is_encrypted_below_and_unmounted_from_the_top(kubelet
         assert below["starter"].exec(unused).returncode == 0
 
 
+def test_a_program_that_waits_for_the_end_of_its_filesystem_ends(kubelet: Kubelet, ssh: Path) -> None:
+    """gocryptfs unmounts at SIGTERM, as all programs on go-fuse, and waits until no mount of it is left anywhere."""
+    with stacked(kubelet, ssh) as (_, above, using):
+        using.tear_down()
+        for restarts in (1, 2):  # a container that was restarted has the filesystem in its own mount of the volume
+            os.kill(above["starter"].pid, signal.SIGTERM)
+            above.wait_until_restarted("starter", restarts)
+
+
 def test_pods_read_again_when_the_lower_program_was_killed(kubelet: Kubelet, ssh: Path) -> None:
     with stacked(kubelet, ssh) as (below, above, using):
         using["consumer"].exec(["sh", "-c", f"echo hello > {DATA}/name"])

@@ -15,11 +15,14 @@ from fusermount3_controller.controller_metrics import Metrics
 from fusermount3_controller.mount_pod_keeper import MountPodKeeper
 from fusermount3_controller.mount_pod_steps import GRACE_OF_REPLACED
 from fusermount3_controller.mount_pods import Phase
+from fusermount3_controller.pod_volumes import PROVISIONED_BY, STAGING_RECORDED, VOLUME_LABEL
 from fusermount3_controller.wanted_mount_pods import Wanted, wanted
-from tests.unit.controller.api_server import ATTACHMENTS, CLASSES, TEMPLATES, VOLUMES, ApiServer
+from tests.unit.controller.api_server import ATTACHMENTS, CLASSES, POD_VOLUMES, TEMPLATES, VOLUMES, ApiServer
 from tests.unit.controller.cluster import NOW, at, known, mount_of, mount_pod, serving, user
 from tests.unit.controller.samples import Manifest, claim, inline, pod_of, shared, volume
 from tests.unit.controller.test_cluster_cache import CLASS, until
+from tests.unit.controller.volumes import DRIVER, manifest_of, run
+from tests.unit.controller.volumes import known as provisioning
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -78,7 +81,7 @@ class Cluster:
             tasks = []
             for _ in range(number):
                 client = await stack.enter_async_context(self.api.client())
-                cache = ClusterCache(client)
+                cache = ClusterCache(client, provisioning=True)
                 keeper = MountPodKeeper(client, cache, self.metrics, "fuse-mounts")
                 tasks += [asyncio.create_task(each) for each in (cache.follow(), keeper.keep(interval))]
             yield
@@ -217,6 +220,31 @@ def test_a_mount_pod_that_uses_another_volume_gets_a_mount_pod_for_it() -> None:
             await until(lambda: [each["name"] for each in cluster.workloads() if each["namespace"] != "team"] == [name])
 
     asyncio.run(run())
+
+
+def test_a_volume_that_has_to_be_unstaged_gets_its_mount_pod_when_its_node_is_recorded() -> None:
+    async def run_() -> None:
+        cluster = Cluster()
+        await cluster.fill()
+        provisioned = volume("photos")
+        provisioned["metadata"]["annotations"] = {PROVISIONED_BY: DRIVER, STAGING_RECORDED: "true"}
+        await cluster.api.put(f"{VOLUMES}/photos", provisioned)
+        recorded = manifest_of(provisioning(volumeUnstaging=run()))
+        at_first = recorded | {"status": {"phase": "Created", "stagedNodes": ["n2"], "unstagingNode": "n2"}}
+        await cluster.api.put(f"{POD_VOLUMES}/photos", at_first)
+        async with cluster.kept(interval=60):
+            await until(lambda: cluster.named(ATTACHMENTS) == [NAME])
+            says = f"mount pod fuse-mounts/{NAME}-0: waits until the volume is unstaged on n2"
+            await until(lambda: cluster.events() == [("MountPodFailed", says)])
+            assert not cluster.named(MOUNTS)
+            status = {"phase": "Created", "stagedNodes": ["n1"]}
+            await cluster.api.put(f"{POD_VOLUMES}/photos", recorded | {"status": status})
+            await until(lambda: cluster.named(MOUNTS) == [f"{NAME}-0"])
+            made = cluster.api.objects[f"{MOUNTS}/{NAME}-0"]
+            assert made["metadata"]["labels"][VOLUME_LABEL] == "photos"
+            assert mount_pods.node_of(made) == "n1"
+
+    asyncio.run(run_())
 
 
 def test_who_waits_for_room_is_told_what_the_scheduler_says() -> None:

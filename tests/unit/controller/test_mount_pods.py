@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusermount3_broker.messages.sharing_key import sharing_key
-from fusermount3_controller import mount_pods, shared_volumes
+from fusermount3_controller import mount_pods, rendering, shared_volumes
 from fusermount3_controller.faults import Invalid
 from fusermount3_controller.mount_pods import Phase, User, existing
 from fusermount3_controller.served_volumes import Known, missing
@@ -271,7 +271,7 @@ def test_the_scheduler_puts_it_on_the_node_of_its_users() -> None:
     ((term,),) = [each["nodeSelectorTerms"] for each in spec["affinity"]["nodeAffinity"].values()]
     assert term == {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n7"]}]}
     assert spec["tolerations"] == [{"operator": "Exists"}]
-    assert spec["priorityClassName"] == mount_pods.PRIORITY_CLASS
+    assert spec["priorityClassName"] == rendering.PRIORITY_CLASS
 
 
 def test_its_owner_is_its_attachment_so_that_drain_takes_it() -> None:

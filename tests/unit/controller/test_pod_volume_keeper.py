@@ -18,12 +18,13 @@ from fusermount3_controller.held_templates import FINALIZER
 from fusermount3_controller.packing import packed
 from fusermount3_controller.pod_volume_keeper import PodVolumeKeeper
 from fusermount3_controller.pod_volume_steps import Finish, SetStatus, View
-from fusermount3_controller.pod_volumes import ABANDON
+from fusermount3_controller.pod_volumes import ABANDON, RETRY
+from fusermount3_controller.rendering import on_node
 from fusermount3_controller.served_volumes import Kind
-from tests.unit.controller.api_server import CLASSES, POD_VOLUMES, TEMPLATES, VOLUMES, ApiServer
+from tests.unit.controller.api_server import ATTACHMENTS, CLASSES, POD_VOLUMES, TEMPLATES, VOLUMES, ApiServer
 from tests.unit.controller.cluster import user
 from tests.unit.controller.test_cluster_cache import until
-from tests.unit.controller.volumes import claim, dynamic, known, manifest_of, storage_class
+from tests.unit.controller.volumes import claim, dynamic, known, manifest_of, run, storage_class
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -44,8 +45,8 @@ class Cluster:
         self.metrics = Metrics()
         self.ran: list[str] = []
 
-    async def fill(self, asked: Manifest | None = None, **fields: object) -> None:
-        template = dynamic()
+    async def fill(self, asked: Manifest | None = None, template: Manifest | None = None, **fields: object) -> None:
+        template = template or dynamic()
         template["metadata"]["generation"] = 1
         await self.api.put(f"{TEMPLATES}/s3", template)
         await self.api.put(f"{CLASSES}/s3", storage_class(**fields))
@@ -259,6 +260,61 @@ def test_a_volume_grows_with_its_claim() -> None:
             await until(lambda: cluster.api.objects[VOLUME]["spec"]["capacity"] == size)
             await until(lambda: cluster.api.objects[CLAIM]["status"].get("capacity") == size)
         assert "VolumeResizeSuccessful" in cluster.events()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_volume_is_unstaged_before_it_is_deleted(is_there: bool) -> None:
+    """Or the node is gone."""
+
+    async def run_() -> None:
+        cluster = Cluster()
+        await cluster.fill(template=dynamic(volumeUnstaging=run("sync", "{{ node.metadata.name }}")))
+        node, attachment = "/api/v1/nodes/n1", f"{ATTACHMENTS}/mp-1"
+        await cluster.api.put(node, {})
+        async with cluster.kept(2):
+            await cluster.end()
+            await cluster.bind()
+            assert pod_volumes.is_staging_recorded(cluster.api.objects[VOLUME])
+            spec = {"volumeTemplate": "s3", "persistentVolumeName": NAME, "volumeID": NAME, "nodeName": "n1"}
+            labels = {"fusermount3-proxy.dev/template": "s3"}
+            await cluster.api.put(attachment, {"metadata": {"labels": labels}, "spec": spec})
+            await until(lambda: cluster.api.objects[POD_VOLUME]["status"].get("stagedNodes") == ["n1"])
+            await cluster.release()
+            if not is_there:
+                await cluster.api.remove(node)
+            await cluster.api.remove(attachment)
+            if is_there:
+                await until(
+                    lambda: [each["spec"]["containers"][0]["args"] for each in cluster.pods()] == [["sync", "n1"]]
+                )
+                await cluster.end("Failed", "busy")
+                await until(lambda: "VolumeUnstagingFailed" in cluster.events())
+                retry = {**cluster.api.objects[POD_VOLUME]["metadata"], "annotations": {RETRY: ""}}
+                await cluster.set(POD_VOLUME, metadata=retry)
+                await cluster.end()
+            await cluster.end()
+            await until(cluster.is_empty)
+        unstaged = ["volumeUnstaging Failed", "volumeUnstaging Succeeded"] if is_there else []
+        assert cluster.ran == ["volumeCreation Succeeded", *unstaged, "volumeDeletion Succeeded"]
+        assert ("VolumeUnstaged" if is_there else "VolumeNodeGone") in cluster.events()
+
+    asyncio.run(run_())
+
+
+def test_a_volume_is_in_use_for_as_long_as_a_mount_pod_is_there() -> None:
+    """Also if somebody has deleted its MountPodAttachment, and it waits for its users."""
+
+    async def run() -> None:
+        cluster = Cluster()
+        manifest = manifest_of(known())
+        owner = {"kind": "MountPodAttachment", "name": f"mp-{'0' * 20}", "controller": True}
+        metadata = {"labels": {pod_volumes.VOLUME_LABEL: NAME}, "ownerReferences": [owner]}
+        await cluster.api.put(f"{MOUNTS}/mp-{'0' * 20}-0", {"metadata": metadata, "spec": on_node({}, "n1")})
+        async with cluster.api.client() as client:
+            keeper = PodVolumeKeeper(client, ClusterCache(client, provisioning=True), cluster.metrics, "fuse-mounts")
+            assert (await keeper._view(pod_volumes.parse(manifest))).nodes == {"n1"}
 
     asyncio.run(run())
 

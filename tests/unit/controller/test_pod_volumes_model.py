@@ -39,16 +39,29 @@ if TYPE_CHECKING:
     from tests.unit.controller.samples import Manifest
 
 WHICH = st.integers(0, 1)
+NODES = st.sampled_from(["n1", "n2"])
 #: After so many steps of one controller and a cluster that works, nothing may be left to do.
 STEPS = 200
 
 
 class Model(RuleBasedStateMachine):
-    """`created` and `deleted` count runs: those that created or may have, and those that deleted and succeeded."""
+    """`created` and `deleted` count runs: those that created or may have, and those that deleted and succeeded.
 
-    @initialize(policy=st.sampled_from(["Delete", "Delete", "Retain"]), validates=st.booleans())
-    def begin(self, policy: str, validates: bool) -> None:
+    `attached` are nodes with a MountPodAttachment, and the controllers that have created it and are about to create the
+    mount pod; `mounted` those with a mount pod; `left` those that had one, and where no pod has unstaged the volume.
+    """
+
+    @initialize(
+        policy=st.sampled_from(["Delete", "Delete", "Retain"]),
+        validates=st.booleans(),
+        unstages=st.booleans(),
+        exists=st.booleans(),
+    )
+    def begin(self, policy: str, validates: bool, unstages: bool, exists: bool) -> None:
         spec = {"volumeValidation": {"podTemplate": pod_template()}} if validates else {}
+        if unstages:
+            spec["volumeUnstaging"] = {"podTemplate": pod_template()}
+        self.unstages = unstages
         self.policy = policy
         self.seconds, self.version, self.uids = 0.0, 1, 0
         self.claim: Manifest | None = claim()
@@ -57,7 +70,15 @@ class Model(RuleBasedStateMachine):
         self.pods: dict[str, Manifest] = {}
         self.decided: list[tuple[View, Step] | None] = [None, None]
         self.created = self.deleted = self.deletions = 0
-        self.is_staged = False
+        self.attached: dict[str, bool] = {}
+        self.mounted: set[str] = set()
+        self.left: set[str] = set()
+        self.gone: set[str] = set()
+        while exists and not self.volume:
+            self.look_and_act(0)
+            self.kubelet(0, "succeeds")
+        if self.volume:
+            self.volume["status"]["phase"] = "Bound"
 
     # The API server
 
@@ -120,7 +141,9 @@ class Model(RuleBasedStateMachine):
             return None
         volume = pod_volumes.parse(older)
         pods = [run_results.existing(each, volume.uid) for each in self.pods.values()]
-        return View(volume, tuple(each for each in pods if each), self.claim, self.volume, self.is_staged)
+        nodes = frozenset({*self.attached, *self.mounted})
+        runs = tuple(each for each in pods if each)
+        return View(volume, runs, self.claim, self.volume, nodes, frozenset(self.gone - nodes))
 
     @property
     def now(self) -> datetime.datetime:
@@ -161,6 +184,17 @@ class Model(RuleBasedStateMachine):
             pod["status"]["began"] = True
             self.created += stage_of(pod) == "volumeCreation"
             self.deletions += stage_of(pod) == "volumeDeletion"
+            if stage_of(pod) == "volumeUnstaging":
+                assert node_of(pod) not in self.mounted, "a pod unstages what a mount pod serves"
+            if stage_of(pod) == "volumeDeletion":
+                assert not self.left, "a volume is deleted that is not unstaged"
+
+    def ends(self, pod: Manifest, phase: str) -> None:
+        pod["status"]["phase"] = phase
+        if phase == "Succeeded":
+            self.deleted += stage_of(pod) == "volumeDeletion"
+            if stage_of(pod) == "volumeUnstaging":
+                self.left.discard(node_of(pod))
 
     @rule(index=st.integers(0, 3), ends=st.sampled_from(["runs", "succeeds", "fails", "vanishes"]))
     def kubelet(self, index: int, ends: str) -> None:
@@ -174,8 +208,7 @@ class Model(RuleBasedStateMachine):
         elif ends == "vanishes":
             self.vanish(pod["metadata"]["name"])
         else:
-            pod["status"]["phase"] = "Succeeded" if ends == "succeeds" else "Failed"
-            self.deleted += ends == "succeeds" and stage_of(pod) == "volumeDeletion"
+            self.ends(pod, "Succeeded" if ends == "succeeds" else "Failed")
 
     @rule(index=st.integers(0, 3))
     def somebody_deletes_a_pod(self, index: int) -> None:
@@ -214,13 +247,54 @@ class Model(RuleBasedStateMachine):
             self.policy = policy
             self.volume["spec"]["persistentVolumeReclaimPolicy"] = policy
 
-    @rule()
-    def mount_pod_comes(self) -> None:
-        self.is_staged = self.claim is not None
+    @rule(node=NODES)
+    def mount_pod_is_wanted(self, node: str) -> None:
+        """What the PodVolume says is read only after the MountPodAttachment is there."""
+        if self.claim is None or not self.volume or node in self.gone:
+            return
+        may = node not in self.attached or not self.attached[node]
+        self.attached.setdefault(node, False)
+        if may and self.object and pod_volumes.may_stage(pod_volumes.parse(self.object), node):
+            self.attached[node] = True
 
-    @rule()
-    def mount_pod_goes(self) -> None:
-        self.is_staged = False
+    @rule(node=NODES)
+    def mount_pod_comes(self, node: str) -> None:
+        if self.attached.get(node):
+            busy = [each for each in self.pods.values() if each["status"].get("began") and not is_due(each)]
+            assert not [each for each in busy if stage_of(each) == "volumeUnstaging" and node_of(each) == node]
+            self.mounted.add(node)
+            self.left |= {node} if self.unstages else set()
+
+    @rule(node=NODES, steps=st.integers(1, 6))
+    def mount_pod_comes_and_goes(self, node: str, steps: int) -> None:
+        for _ in range(steps):
+            self.mount_pod_is_wanted(node)
+            self.look_and_act(0)
+        self.mount_pod_comes(node)
+        self.mount_pod_goes(node)
+        self.attachment_goes(node)
+        self.go_on(0, steps)
+
+    @rule(node=NODES)
+    def mount_pod_goes(self, node: str) -> None:
+        self.mounted.discard(node)
+
+    @rule(node=NODES)
+    def attachment_goes(self, node: str) -> None:
+        """Without a mount pod, or before that: somebody may have deleted it."""
+        if node in self.mounted or not self.attached.get(node):
+            self.attached.pop(node, None)
+
+    @rule(node=NODES, often=st.integers(0, 7))
+    def node_goes(self, node: str, often: int) -> None:
+        if often == 0:
+            self.gone.add(node)
+            self.left.discard(node)
+            self.mounted.discard(node)
+            self.attached.pop(node, None)
+            for pod in list(self.pods.values()):
+                if stage_of(pod) == "volumeUnstaging" and node_of(pod) == node:
+                    self.vanish(pod["metadata"]["name"])
 
     @rule(seconds=st.sampled_from([1, 5, 400]))
     def time_passes(self, seconds: int) -> None:
@@ -239,7 +313,9 @@ class Model(RuleBasedStateMachine):
         if not hasattr(self, "policy"):
             return
         self.decided = [None, None]
-        self.claim, self.is_staged = None, False
+        self.claim = None
+        self.attached.clear()
+        self.mounted.clear()
         if self.volume:
             self.volume["status"]["phase"] = "Released"
         for _ in range(STEPS):
@@ -249,8 +325,7 @@ class Model(RuleBasedStateMachine):
             for pod in list(self.pods.values()):
                 if not pod["spec"]["schedulingGates"] and not is_due(pod):
                     self.begins(pod)
-                    pod["status"]["phase"] = "Succeeded"
-                    self.deleted += stage_of(pod) == "volumeDeletion"
+                    self.ends(pod, "Succeeded")
             if self.volume and self.claim is None:
                 self.volume["status"]["phase"] = "Released"
             view = self.view(self.object)
@@ -258,6 +333,7 @@ class Model(RuleBasedStateMachine):
                 break
             self.do(view, next_step(view, self.now))
         assert self.object is None
+        assert not self.left
         assert self.volume is None
         assert not [each for each in self.pods.values() if not each["spec"]["schedulingGates"]]
         if self.policy == "Retain":
@@ -272,6 +348,11 @@ def pod_template() -> Manifest:
 
 def stage_of(pod: Manifest) -> Any:
     return pod["metadata"]["labels"][pod_volumes.STAGE_LABEL]
+
+
+def node_of(pod: Manifest) -> str:
+    required = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    return str(required["nodeSelectorTerms"][0]["matchFields"][0]["values"][0])
 
 
 def is_due(pod: Manifest) -> bool:

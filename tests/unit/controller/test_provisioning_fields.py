@@ -77,6 +77,11 @@ def test_a_sidecars_volume_is_not_provisioned(field: str) -> None:
         ({"provisioningModes": []}, "provisioningModes", "must be a list of Dynamic, Static, not '[]'"),
         ({"provisioningModes": ["dynamic"]}, "provisioningModes", "must be a list of Dynamic, Static"),
         ({"provisioningModes": ["Static"]}, "volumeCreation", "unless provisioningModes has Dynamic"),
+        (
+            {"provisioningModes": ["Static"], "volumeUnstaging": run()},
+            "volumeUnstaging",
+            "unless provisioningModes has Dynamic",
+        ),
         ({"volumeDeletion": {}}, "volumeDeletion.podTemplate", "what is created has to be deleted"),
         ({"volumeDeletion": "x"}, "volumeDeletion", "must be an object, not 'x'"),
         ({"volumeCreation": {"handel": "x", **run()}}, "volumeCreation", "did you mean 'handle'?"),

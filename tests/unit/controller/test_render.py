@@ -16,6 +16,7 @@ from fusermount3_controller import cli, manifests
 from fusermount3_controller.faults import Invalid
 from fusermount3_proxy import __version__
 from tests.unit.controller.samples import Manifest, claim, claimed, inline, pod, pod_of, shared, template, volume
+from tests.unit.controller.volumes import dynamic, run
 
 ROOT = Path(__file__).parents[3]
 
@@ -98,6 +99,19 @@ def test_a_template_of_shared_volumes_is_shown_in_two_pods_whomever_it_is_for() 
     user, mount_pod = rendered(manifest, options=("--set", "bucket=photos"))
     assert user["spec"]["volumes"][0]["persistentVolumeClaim"] == {"claimName": "s3"}
     assert mount_pod["spec"]["containers"][0]["args"] == ["s3fs", "photos", "/mnt"]
+
+
+def test_a_template_is_shown_with_the_pods_that_run_once_on_no_node_in_particular() -> None:
+    unstaging = run("sync", "{{ handle }}", "{{ node.metadata.name }}", "--claim={{ pvc.metadata.name }}")
+    _, _, _, unstages, deletes = rendered(dynamic(volumeUnstaging=unstaging), options=("--set", "bucket=photos"))
+    assert unstages["metadata"]["name"].startswith("volumeunstaging-")
+    assert unstages["spec"]["containers"][0]["args"] == [
+        "sync",
+        "pvc-00000000-0000-0000-0000-000000000000",
+        "--claim=s3",
+    ]
+    assert "affinity" not in unstages["spec"]
+    assert deletes["metadata"]["name"].startswith("volumedeletion-")
 
 
 def test_a_persistent_volume_is_shown_in_the_pod_that_claims_it() -> None:

@@ -142,7 +142,7 @@ def test_what_it_says_of_mount_pods_is_so() -> None:
     text = " ".join(PAGE.split())
     assert f"at the latest after {rendering.GRACE_OF_SHARED} seconds" in text
     assert f"the old one has {mount_pod_steps.GRACE_OF_REPLACED} seconds to end" in text
-    assert f"its priority class is `{mount_pods.PRIORITY_CLASS}`" in text
+    assert f"its priority class is `{rendering.PRIORITY_CLASS}`" in text
     assert (
         f"{', '.join(f'`{phase}`' for phase in mount_pods.Phase)}."
         in rows("metric")["`fusermount3_controller_mount_pods`"]

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from fusermount3_broker.front import borrowed_volumes, waiting_volumes
+from fusermount3_broker.front import borrowed_volumes, hung_connections, waiting_volumes
 from fusermount3_broker.front.decisions.limits import AccountName
 from fusermount3_broker.front.model import Device, Mount, MountNamespace, Volume
 from fusermount3_broker.messages import mounter
@@ -474,6 +474,43 @@ def test_a_mount_pod_is_unused_when_nobody_has_its_filesystem_any_more(run: Run)
         await scene.publications.publish(APP)
         assert (users(SOURCE), users(NEWER)) == (1, 1)
         assert users(volume_of("without", namespace=TRUSTED)) == 0
+
+    run(test)
+
+
+def test_what_its_program_has_unmounted_ends_when_no_other_pod_has_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless the program has ended: a filesystem that is dead can't be ended."""
+    aborted: list[int] = []
+
+    async def abort(_front: object, mount: Mount, _reason: str) -> None:
+        aborted.append(mount.device)
+
+    monkeypatch.setattr(hung_connections, "abort", abort)
+
+    async def test(scene: LendingScene) -> None:
+        borrowing = scene.publications.borrowing
+        await scene.publications.publish(SOURCE)
+        mount = scene.mount(SOURCE, 5)
+        await scene.publications.publish(APP)
+        borrowing.unmounted(SOURCE, mount)
+        await scene.publications.unpublish(APP.target)
+        scene.lending.served.discard(5)
+        asked = len(scene.lending.started)
+        borrowing.unmounted(SOURCE, mount)
+        await scene.until(lambda: len(scene.lending.started) > asked and not borrowing._tasks)
+        assert aborted == []
+        scene.lending.served.add(5)
+        borrowing.unmounted(SOURCE, mount)
+        await scene.until(lambda: aborted == [5])
+        await scene.publications.publish(NEWER)
+        newer = scene.mount(NEWER, 6)
+        await scene.publications.publish(APP)
+        borrowing.unmounted(NEWER, newer)
+        await scene.publications.unpublish(APP.target)
+        assert borrowing.retire(NEWER) == 0
+        await scene.until(lambda: aborted == [5, 6])
 
     run(test)
 
