@@ -11,15 +11,15 @@ from fusermount3_controller import rendering, volume_templates
 from fusermount3_controller.pod_rules import CONTAINER
 from fusermount3_controller.rendering import SHARED_NAMESPACE, TEMPLATE_LABEL, Manifest
 from fusermount3_controller.shared_volumes import Shared
+from fusermount3_controller.template_parameters import MOUNT_OPTIONS
 
 #: The kind of the objects that own mount pods, and its name in paths.
 ATTACHMENT, ATTACHMENTS = "MountPodAttachment", "mountpodattachments"
-#: The attribute by which a volume offers its filesystem to pods whose volumes have the same key.
-SHARE_ATTRIBUTE = "share"
+#: The attribute by which a volume offers its filesystem to pods whose volumes have the same key; and that with the
+#: bytes that a device must have which it offers.
+SHARE_ATTRIBUTE, CAPACITY_ATTRIBUTE = "share", "shareCapacity"
 #: In packaging/kubernetes/controller: above all that could be evicted for what other pods need to start.
 PRIORITY_CLASS = "fuse-mounts"
-#: Of the driver's attributes, the one that means something for a filesystem that others use.
-_OPTIONS = "mountOptions"
 #: Ends when no pod uses the volume any more: until then, kubelet does not tell the program to end.
 _WAIT = {"exec": {"command": ["fusermount3-proxy", "--wait-unused"]}}
 #: Hexadecimal digits of a name: users choose parameters, and must not find those of somebody else's name.
@@ -109,10 +109,13 @@ def shown(shared: Shared, namespace: str = SHARED_NAMESPACE, node: str = "") -> 
     (container,) = spec["containers"]
     container["lifecycle"] = {"preStop": _WAIT, **(container.get("lifecycle") or {})}
     attributes = spec["volumes"][-1]["csi"]["volumeAttributes"]
-    options = [each for each in (*shared.source.mount_options, shared.source.attributes.get(_OPTIONS, "")) if each]
+    # Of the driver's attributes, the one that means something for a filesystem that others use.
+    options = [each for each in (*shared.source.mount_options, shared.source.attributes.get(MOUNT_OPTIONS, "")) if each]
     if options:
-        attributes[_OPTIONS] = ",".join(options)
+        attributes[MOUNT_OPTIONS] = ",".join(options)
     attributes[SHARE_ATTRIBUTE] = shared.key
+    if shared.source.is_block and (capacity := shared.source.capacity):
+        attributes[CAPACITY_ATTRIBUTE] = str(capacity)
     return pod
 
 
