@@ -64,7 +64,7 @@ class MountPod(NamedTuple):
         return f"mp-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:_DIGITS]}"
 
     def namespace(self, default: str = SHARED_NAMESPACE) -> str:
-        return self.shared.identity[0] if self.shared.identity else default
+        return self.shared.identity[0] if self.shared.identity else self.shared.template.namespace or default
 
 
 class Phase(StrEnum):
@@ -104,7 +104,7 @@ def shown(shared: Shared, namespace: str = SHARED_NAMESPACE, node: str = "") -> 
     if shared.identity:
         namespace, spec["serviceAccountName"] = shared.identity
         spec["automountServiceAccountToken"] = True
-    pod["metadata"]["namespace"] = namespace
+    pod["metadata"]["namespace"] = shared.template.namespace or namespace
     spec.setdefault("priorityClassName", PRIORITY_CLASS)
     (container,) = spec["containers"]
     container["lifecycle"] = {"preStop": _WAIT, **(container.get("lifecycle") or {})}
@@ -155,6 +155,7 @@ def attachment(mount: MountPod) -> Manifest:
             "nodeName": mount.node,
             "volumeTemplate": shared.template.name,
             "templateGeneration": shared.template.generation,
+            "mountPodNamespace": shared.template.namespace,
             "persistentVolumeName": shared.source.persistent_volume,
             "volumeID": shared.source.handle,
             "mountOptions": ",".join(shared.source.mount_options),

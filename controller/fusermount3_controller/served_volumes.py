@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from fusermount3_controller import volume_templates
+from fusermount3_controller import rendering, volume_templates
 from fusermount3_controller.faults import Fault, Invalid, quoted
-from fusermount3_controller.provisioning_fields import VolumeMode
 from fusermount3_controller.quantities import size_or_none
 from fusermount3_controller.rendering import DEFAULT_DIRECTORY, DEFAULT_SOCKET, DRIVER, Use, container_name
 from fusermount3_controller.template_parameters import DRIVER_ATTRIBUTES, TEMPLATE_ATTRIBUTE
@@ -74,7 +73,7 @@ class Named(NamedTuple):
     @property
     def is_block(self) -> bool:
         """Whether pods get a device, of which kubelet tells the node plugin neither mountOptions nor fsGroup."""
-        return _is_block(self.volume)
+        return rendering.is_block(self.volume)
 
     @property
     def capacity(self) -> int | None:
@@ -232,7 +231,7 @@ def _claimed(volume: Manifest, pod: Manifest, known: Known) -> Named | None:
             read_only=read_only or bool(csi.get("readOnly")),
             persistent_volume=str(name),
             handle=str(csi.get("volumeHandle") or ""),
-            mount_options=() if _is_block(volume_object) else tuple(map(str, of_volume.get("mountOptions") or [])),
+            mount_options=() if rendering.is_block(volume_object) else _texts(of_volume.get("mountOptions")),
             volume=volume_object,
         )
     name = spec.get("storageClassName")
@@ -242,8 +241,8 @@ def _claimed(volume: Manifest, pod: Manifest, known: Known) -> Named | None:
     return Named(storage_class.get("parameters") or {}, f"StorageClass {name}: parameters", read_only)
 
 
-def _is_block(persistent_volume: Manifest) -> bool:
-    return (persistent_volume.get("spec") or {}).get("volumeMode") == VolumeMode.BLOCK
+def _texts(values: list[object] | None) -> tuple[str, ...]:
+    return tuple(map(str, values or []))
 
 
 def _own_directory(volume: str) -> str:
