@@ -10,10 +10,10 @@ from typing import Any
 from fusermount3_controller import pod_volumes, quantities, volume_templates
 from fusermount3_controller.expressions import ExpressionError, check_size
 from fusermount3_controller.faults import Fault, Invalid, quoted
-from fusermount3_controller.provisioning_fields import Mode, Provisioning, capacity_faults
+from fusermount3_controller.provisioning_fields import Mode, Provisioning, block_faults, capacity_faults
 from fusermount3_controller.rendering import DRIVER, TEMPLATE_LABEL, Manifest
 from fusermount3_controller.served_volumes import Known
-from fusermount3_controller.template_parameters import DRIVER_ATTRIBUTES, TEMPLATE_ATTRIBUTE
+from fusermount3_controller.template_parameters import DRIVER_ATTRIBUTES, MOUNT_OPTIONS, TEMPLATE_ATTRIBUTE
 from fusermount3_controller.volume_templates import VolumeTemplate
 
 #: Annotations that Kubernetes writes into a claim: who provides its volume, and for which node.
@@ -54,7 +54,7 @@ def pod_volume(claim: Mapping[str, Any], storage_class: Mapping[str, Any], known
     field = f"StorageClass {name}: parameters"
     parameters = {key: each for key, each in attributes.items() if key not in {*DRIVER_ATTRIBUTES, TEMPLATE_ATTRIBUTE}}
     requested = _requested(spec)
-    _check(spec, requested, template.provisioning)
+    _check(spec, requested, template.provisioning, storage_class)
     variables = {"pvc": _seen(claim), "sc": {"metadata": {"name": name}, **_some(storage_class, *CLASS_FIELDS)}}
     try:
         for key, value in variables.items():
@@ -120,8 +120,10 @@ def _requested(spec: Mapping[str, Any]) -> dict[str, int]:
         raise Invalid([Fault("spec.resources", str(error))]) from None
 
 
-def _check(spec: Mapping[str, Any], requested: Mapping[str, int], allowed: Provisioning) -> None:
-    """Check what the claim asks for. Raises Invalid."""
+def _check(
+    spec: Mapping[str, Any], requested: Mapping[str, int], allowed: Provisioning, storage_class: Mapping[str, Any]
+) -> None:
+    """Check what the claim asks for, of a volume of this class. Raises Invalid."""
     faults = []
     if spec.get("selector"):
         faults.append(Fault("spec.selector", "chooses among volumes that exist; leave it out, to have one created"))
@@ -131,6 +133,8 @@ def _check(spec: Mapping[str, Any], requested: Mapping[str, int], allowed: Provi
     mode = spec.get("volumeMode") or "Filesystem"
     if mode not in allowed.volume_modes:
         faults.append(Fault("spec.volumeMode", f"must be {' or '.join(allowed.volume_modes)}, not {mode}"))
+    options = (storage_class.get("mountOptions"), (storage_class.get("parameters") or {}).get(MOUNT_OPTIONS))
+    faults += block_faults(f"StorageClass {spec.get('storageClassName')}: mountOptions", mode, options)
     for each in spec.get("accessModes") or []:
         if each not in allowed.access_modes:
             faults.append(Fault("spec.accessModes", f"must be of {', '.join(allowed.access_modes)}, not {each}"))

@@ -61,7 +61,7 @@ _log = logging.getLogger(__name__)
 
 
 class MountPodKeeper:
-    """Keeps the mount pods; `namespace`: of those that have no user's identity."""
+    """Keeps the mount pods; `namespace`: of those that have no user's identity, and whose template names none."""
 
     def __init__(self, client: AsyncClient, cache: ClusterCache, metrics: Metrics, namespace: str) -> None:
         self._client = client

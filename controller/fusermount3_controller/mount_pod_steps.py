@@ -102,7 +102,7 @@ def steps(
 ) -> list[Step]:
     """Return what to do next, in this order: at last what is only told.
 
-    `namespace`: of mount pods that have no user's identity.
+    `namespace`: of mount pods that have no user's identity, and whose template names none.
     """
     by_base: dict[str, list[Existing]] = {}
     for pod in pods:
@@ -110,7 +110,8 @@ def steps(
     groups: dict[tuple[str, str], list[_Attachment]] = {place: [] for place in wanted.mounts}
     for manifest in attachments:
         spec = manifest.get("spec") or {}
-        name, where = manifest["metadata"]["name"], spec.get("workloadNamespace") or namespace
+        name = manifest["metadata"]["name"]
+        where = spec.get("workloadNamespace") or spec.get("mountPodNamespace") or namespace
         place = str(spec.get("nodeName")), str(spec.get("key"))
         own = [each for each in by_base.get(name, []) if each.namespace == where]
         groups.setdefault(place, []).append(_Attachment(manifest, own))

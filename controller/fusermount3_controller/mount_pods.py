@@ -11,13 +11,13 @@ from fusermount3_controller import pod_volumes, rendering, volume_templates
 from fusermount3_controller.pod_rules import CONTAINER
 from fusermount3_controller.rendering import PRIORITY_CLASS, SHARED_NAMESPACE, TEMPLATE_LABEL, Manifest
 from fusermount3_controller.shared_volumes import Shared
+from fusermount3_controller.template_parameters import MOUNT_OPTIONS
 
 #: The kind of the objects that own mount pods, and its name in paths.
 ATTACHMENT, ATTACHMENTS = "MountPodAttachment", "mountpodattachments"
-#: The attribute by which a volume offers its filesystem to pods whose volumes have the same key.
-SHARE_ATTRIBUTE = "share"
-#: Of the driver's attributes, the one that means something for a filesystem that others use.
-_OPTIONS = "mountOptions"
+#: The attribute by which a volume offers its filesystem to pods whose volumes have the same key; and that with the
+#: bytes that a device must have which it offers.
+SHARE_ATTRIBUTE, CAPACITY_ATTRIBUTE = "share", "shareCapacity"
 #: Ends when no pod uses the volume any more: until then, kubelet does not tell the program to end.
 _WAIT = {"exec": {"command": ["fusermount3-proxy", "--wait-unused"]}}
 #: Hexadecimal digits of a name: users choose parameters, and must not find those of somebody else's name.
@@ -62,7 +62,7 @@ class MountPod(NamedTuple):
         return f"mp-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:_DIGITS]}"
 
     def namespace(self, default: str = SHARED_NAMESPACE) -> str:
-        return self.shared.identity[0] if self.shared.identity else default
+        return self.shared.identity[0] if self.shared.identity else self.shared.template.namespace or default
 
 
 class Phase(StrEnum):
@@ -102,17 +102,20 @@ def shown(shared: Shared, namespace: str = SHARED_NAMESPACE, node: str = "") -> 
     if shared.identity:
         namespace, spec["serviceAccountName"] = shared.identity
         spec["automountServiceAccountToken"] = True
-    pod["metadata"]["namespace"] = namespace
+    pod["metadata"]["namespace"] = shared.template.namespace or namespace
     if pod_volumes.is_provisioned(shared.source.volume):
         pod["metadata"]["labels"][pod_volumes.VOLUME_LABEL] = shared.source.persistent_volume
     spec.setdefault("priorityClassName", PRIORITY_CLASS)
     (container,) = spec["containers"]
     container["lifecycle"] = {"preStop": _WAIT, **(container.get("lifecycle") or {})}
     attributes = spec["volumes"][-1]["csi"]["volumeAttributes"]
-    options = [each for each in (*shared.source.mount_options, shared.source.attributes.get(_OPTIONS, "")) if each]
+    # Of the driver's attributes, the one that means something for a filesystem that others use.
+    options = [each for each in (*shared.source.mount_options, shared.source.attributes.get(MOUNT_OPTIONS, "")) if each]
     if options:
-        attributes[_OPTIONS] = ",".join(options)
+        attributes[MOUNT_OPTIONS] = ",".join(options)
     attributes[SHARE_ATTRIBUTE] = shared.key
+    if shared.source.is_block and (capacity := shared.source.capacity):
+        attributes[CAPACITY_ATTRIBUTE] = str(capacity)
     return pod
 
 
@@ -149,6 +152,7 @@ def attachment(mount: MountPod) -> Manifest:
             "nodeName": mount.node,
             "volumeTemplate": shared.template.name,
             "templateGeneration": shared.template.generation,
+            "mountPodNamespace": shared.template.namespace,
             "persistentVolumeName": shared.source.persistent_volume,
             "volumeID": shared.source.handle,
             "mountOptions": ",".join(shared.source.mount_options),

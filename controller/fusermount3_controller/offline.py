@@ -9,7 +9,7 @@ from fusermount3_controller.faults import Invalid
 from fusermount3_controller.injection import inject
 from fusermount3_controller.manifests import check_pod, check_storage, name_of
 from fusermount3_controller.pod_volumes import PROVISIONED_BY
-from fusermount3_controller.rendering import DRIVER, Manifest
+from fusermount3_controller.rendering import DRIVER, Manifest, is_block
 from fusermount3_controller.served_volumes import Known
 from fusermount3_controller.template_parameters import TEMPLATE_ATTRIBUTE
 from fusermount3_controller.volume_templates import Placement
@@ -121,8 +121,8 @@ def _made_up(known: Known, attributes: Mapping[str, str]) -> tuple[list[Given], 
     """Return pods for the PersistentVolumes that name a template, else for the templates; and the claims, too."""
     if names := _persistent(known):
         claims = {("default", name): {"spec": {"volumeName": name}} for name in names}
-        pods = [_pod(name, {"persistentVolumeClaim": {"claimName": name}}) for name in names]
-        return [("made up", pod) for pod in pods], known._replace(claims={**known.claims, **claims})
+        known = known._replace(claims={**known.claims, **claims})
+        return [("made up", _claimed(name, known)) for name in names], known
     csi = {
         name: {"driver": DRIVER, "volumeAttributes": {TEMPLATE_ATTRIBUTE: name, **attributes}}
         for name in known.templates
@@ -134,7 +134,10 @@ def _made_up(known: Known, attributes: Mapping[str, str]) -> tuple[list[Given], 
         volumes={
             name: {
                 "metadata": {"name": name, "annotations": {PROVISIONED_BY: DRIVER}},
-                "spec": {"csi": {"volumeHandle": name, **each}},
+                "spec": {
+                    "csi": {"volumeHandle": name, **each},
+                    "volumeMode": str(known.templates[name].provisioning.volume_modes[0]),
+                },
             }
             for name, each in shared.items()
         },
@@ -143,14 +146,24 @@ def _made_up(known: Known, attributes: Mapping[str, str]) -> tuple[list[Given], 
             name: each._replace(sharing=each.sharing._replace(namespaces=())) for name, each in known.templates.items()
         },
     )
-    sources = {
-        name: {"persistentVolumeClaim": {"claimName": name}} if name in shared else {"csi": csi[name]} for name in csi
-    }
-    return [("made up", _pod(name, source)) for name, source in sources.items()], known
+    pods = [_claimed(name, known) if name in shared else _pod(name, {"csi": csi[name]}) for name in csi]
+    return [("made up", pod) for pod in pods], known
 
 
-def _pod(name: str, source: Manifest) -> Manifest:
-    """Return a pod that passes Pod Security `restricted`, and has a container with the volume at /data."""
+def _claimed(name: str, known: Known) -> Manifest:
+    """Return a pod with the PersistentVolume of this name, whose claim has it, too."""
+    source = {"persistentVolumeClaim": {"claimName": name}}
+    return _pod(name, source, with_device=is_block(known.volumes[name]))
+
+
+def _pod(name: str, source: Manifest, *, with_device: bool = False) -> Manifest:
+    """Return a pod that passes Pod Security `restricted`, and has a container with the volume at /data, or with the
+    device /dev/data.
+    """
+    path = f"/dev/{_VOLUME}" if with_device else f"/{_VOLUME}"
+    place: Manifest = {"volumeMounts": [{"name": _VOLUME, "mountPath": path}]}
+    if with_device:
+        place = {"volumeDevices": [{"name": _VOLUME, "devicePath": path}]}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -166,9 +179,9 @@ def _pod(name: str, source: Manifest) -> Manifest:
                 {
                     "name": "app",
                     "image": "busybox:1.37",
-                    "command": ["sh", "-c", "trap 'exit 0' TERM; ls -l /data; sleep infinity & wait"],
+                    "command": ["sh", "-c", f"trap 'exit 0' TERM; ls -l {path}; sleep infinity & wait"],
                     "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-                    "volumeMounts": [{"name": _VOLUME, "mountPath": "/data"}],
+                    **place,
                 }
             ],
             "volumes": [{"name": _VOLUME, **source}],

@@ -3,6 +3,9 @@
 The Pod Security Standard `restricted` is one source of these rules: the containers run in namespaces that enforce it.
 What must be set for it is filled in when the template is rendered; here is refused what contradicts it. These fields
 can't have expressions, so what is found to be allowed stays so, whatever users say.
+
+Another namespace, which an administrator has made for pods with privileges, has its own Pod Security Standard: there,
+the API server decides what is allowed.
 """
 
 import json
@@ -65,14 +68,18 @@ class Role(Enum):
     The last ones run when a volume is validated, created, expanded, unstaged or deleted.
     """
 
-    SIDECAR = (_OF_SIDECARS, "a sidecar is a part of a pod that decides this")
-    MOUNT_POD = ((*_OF_SIDECARS, *_OF_PODS), "a template can't decide this")
-    RUN = ((*_OF_SIDECARS, *_OF_PODS, *_OF_RUNS), "a template can't decide this")
+    SIDECAR = (_OF_SIDECARS, "a sidecar is a part of a pod that decides this", True)
+    MOUNT_POD = ((*_OF_SIDECARS, *_OF_PODS), "a template can't decide this", True)
+    #: In a namespace that the template names.
+    FREE_MOUNT_POD = ((*_OF_SIDECARS, *_OF_PODS), "a template can't decide this", False)
+    RUN = ((*_OF_SIDECARS, *_OF_PODS, *_OF_RUNS), "a template can't decide this", True)
 
-    def __init__(self, fields: Sequence[str], why: str) -> None:
+    def __init__(self, fields: Sequence[str], why: str, is_restricted: bool) -> None:
         #: Of a pod's spec, what such a template may have; and why it has nothing else.
         self.fields = fields
         self.why = why
+        #: Whether the namespace enforces `restricted`.
+        self.is_restricted = is_restricted
 
 
 def faults(pod: Mapping[str, Any], field: str, role: Role) -> Iterator[Fault]:
@@ -104,7 +111,7 @@ def faults(pod: Mapping[str, Any], field: str, role: Role) -> Iterator[Fault]:
         yield from _volume_faults(volume, where, role)
     yield from _container_faults(spec, field, names, role)
     if role is not Role.SIDECAR:
-        yield from _context_faults(spec, field, of_pod=True)
+        yield from _context_faults(spec, field, role, of_pod=True)
 
 
 def _unknown(value: Mapping[str, Any], known: Sequence[str], field: str, why: str = "") -> Iterator[Fault]:
@@ -144,10 +151,14 @@ def _volume_faults(volume: Mapping[str, Any], field: str, role: Role) -> Iterato
         yield Fault(f"{field}.name", "must be a name, written out")
     elif name == MOUNTPOINT_VOLUME and role is not Role.RUN:
         yield Fault(f"{field}.name", "is the name of the volume on which the program mounts; choose another one")
-    for kind in volume:
-        if kind not in ("name", *_VOLUME_TYPES):
+    for kind, source in volume.items():
+        if kind in ("name", *_VOLUME_TYPES):
+            continue
+        if role.is_restricted:
             allowed = ", ".join(_VOLUME_TYPES)
             yield Fault(f"{field}.{kind}", f"Pod Security 'restricted' does not allow it; it allows {allowed}")
+        else:
+            yield from _written_out(source, f"{field}.{kind}", "no expression decides what of the node a pod has")
     if len(volume.keys() - {"name"}) != 1:
         yield Fault(field, "must have a name and one type, such as emptyDir")
 
@@ -169,7 +180,7 @@ def _container_faults(spec: Mapping[str, Any], field: str, volumes: set[str], ro
         yield Fault(f"{field}.image", "is missing")
     yield from _unknown(container, _OF_CONTAINERS, field)
     yield from _object_faults(container.get("resources"), ("limits", "requests"), f"{field}.resources")
-    yield from _context_faults(container, field, of_pod=False)
+    yield from _context_faults(container, field, role, of_pod=False)
     yield from _port_faults(container, field)
     yield from _handler_faults(container, field)
     yield from _mount_faults(container, field, volumes, role)
@@ -177,16 +188,27 @@ def _container_faults(spec: Mapping[str, Any], field: str, volumes: set[str], ro
     yield from _script_faults(container, field)
 
 
-def _context_faults(parent: Mapping[str, Any], field: str, *, of_pod: bool) -> Iterator[Fault]:
+def _written_out(value: object, field: str, why: str) -> Iterator[Fault]:
+    """Yield a fault for the first expression in a value."""
+    for where, text in expressions.strings(value, field):
+        if expressions.has_any(text):
+            yield Fault(where, f"must be written out: {why}")
+            return
+
+
+def _context_faults(parent: Mapping[str, Any], field: str, role: Role, *, of_pod: bool) -> Iterator[Fault]:
     context = parent.get("securityContext") or {}
     field = f"{field}.securityContext"
     if not isinstance(context, Mapping):
         yield Fault(field, f"must be an object, not {quoted(context)}")
         return
-    for where, text in expressions.strings(context, field):
-        if expressions.has_any(text):
-            yield Fault(where, "must be written out: no expression decides what is allowed")
-            return
+    faults = list(_written_out(context, field, "no expression decides what is allowed"))
+    yield from faults
+    if role.is_restricted and not faults:
+        yield from _restricted_faults(context, field, of_pod=of_pod)
+
+
+def _restricted_faults(context: Mapping[str, Any], field: str, *, of_pod: bool) -> Iterator[Fault]:
     for name, (value, why) in _ONLY.items():
         if name in context and context[name] != value:
             yield Fault(f"{field}.{name}", f"must be {json.dumps(value)}: {why}")

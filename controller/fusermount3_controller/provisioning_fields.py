@@ -3,7 +3,7 @@
 Only shared volumes have them: a sidecar's volume is whatever its pod says.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeVar
 
@@ -109,6 +109,15 @@ def capacity_faults(field: str, capacity: int | None, allowed: Provisioning) -> 
         yield Fault(field, f"a volume has at most {allowed.max_capacity} bytes, not {capacity}")
     if capacity is not None and allowed.min_capacity and capacity < allowed.min_capacity:
         yield Fault(field, f"a volume has at least {allowed.min_capacity} bytes, not {capacity}")
+
+
+def block_faults(field: str, mode: str, options: Iterable[object]) -> Iterator[Fault]:
+    """Yield what is wrong with the mount options of a volume: nobody mounts one with the mode `Block`.
+
+    Kubernetes ignores them. Here they are refused, for who writes `ro` must not find out that pods can write.
+    """
+    if mode == VolumeMode.BLOCK and any(options):
+        yield Fault(field, "a volume with volumeMode Block is not mounted, so it can have none: leave them out")
 
 
 def _choices(parent: Mapping[str, Any], name: str, field: str, kind: type[_E], faults: list[Fault]) -> tuple[_E, ...]:

@@ -11,6 +11,7 @@ from fusermount3_controller import expressions, pod_rules
 from fusermount3_controller.expressions import ExpressionError, Variable
 from fusermount3_controller.faults import Fault, Invalid
 from fusermount3_controller.pod_rules import MOUNTPOINT, SOCKET_DIRECTORY, SOCKET_VARIABLE
+from fusermount3_controller.provisioning_fields import VolumeMode
 from fusermount3_controller.quantities import size_or_none
 from fusermount3_controller.volume_templates import VolumeTemplate
 
@@ -91,7 +92,8 @@ def sidecar(use: Use) -> Program:
 def mount_pod(use: Use, node: str = "") -> Manifest:
     """Return the pod that serves the volume for all pods on its node; without, on any. Raises Invalid.
 
-    It is the same for all of them, whatever they call the volume, and whether they may write.
+    It is the same for all of them, whatever they call the volume, and whether they may write. In a namespace that the
+    template names, which says itself what pods may do, it is as the template has it.
     """
     use = Use(
         volume=_SHARED_VOLUME,
@@ -105,7 +107,7 @@ def mount_pod(use: Use, node: str = "") -> Manifest:
     metadata, spec = rendered.get("metadata") or {}, rendered["spec"]
     program = _program(use, rendered, pod_rules.CONTAINER, GRACE_OF_SHARED)
     context = {
-        **_OF_RESTRICTED_PODS,
+        **({} if use.template.namespace else _OF_RESTRICTED_PODS),
         **({} if use.fs_group is None else {"fsGroup": use.fs_group}),
         **(spec.get("securityContext") or {}),
     }
@@ -118,7 +120,7 @@ def mount_pod(use: Use, node: str = "") -> Manifest:
         "kind": "Pod",
         "metadata": {
             "generateName": "mp-",
-            "namespace": SHARED_NAMESPACE,
+            "namespace": use.template.namespace or SHARED_NAMESPACE,
             "labels": {**(metadata.get("labels") or {}), TEMPLATE_LABEL: use.template.name},
             "annotations": {**_AUTOSCALER, **(metadata.get("annotations") or {})},
         },
@@ -187,6 +189,11 @@ def staged(persistent_volume: Mapping[str, Any], node: str) -> dict[str, Variabl
     }
 
 
+def is_block(persistent_volume: Mapping[str, Any]) -> bool:
+    """Return whether the volume is a device."""
+    return (persistent_volume.get("spec") or {}).get("volumeMode") == VolumeMode.BLOCK
+
+
 def _rendered(use: Use, others: Mapping[str, Variable]) -> Manifest:
     variables: dict[str, Variable] = {
         **others,
@@ -228,6 +235,9 @@ def _program(use: Use, rendered: Manifest, name: str, default_grace: int = GRACE
     (given,) = spec["containers"]
     names = {each["name"]: _short(f"{use.container}-{each['name']}") for each in spec.get("volumes") or []}
     mountpoint = _short(f"{use.container}-{pod_rules.MOUNTPOINT_VOLUME}")
+    context = given.get("securityContext") or {}
+    # What serves a block volume mounts nothing.
+    probe = None if is_block(use.persistent_volume) else _startup_probe()
     container = {
         **given,
         "name": name,
@@ -236,9 +246,9 @@ def _program(use: Use, rendered: Manifest, name: str, default_grace: int = GRACE
             {"name": SOCKET_VARIABLE, "value": f"{SOCKET_DIRECTORY}/{use.socket}"},
         ],
         "resources": given.get("resources") or {"requests": dict(DEFAULT_REQUESTS)},
-        "startupProbe": given.get("startupProbe") or _startup_probe(),
+        **({"startupProbe": probe} if probe and not given.get("startupProbe") else {}),
         "terminationMessagePolicy": given.get("terminationMessagePolicy", "FallbackToLogsOnError"),
-        "securityContext": _restricted(given.get("securityContext") or {}),
+        "securityContext": context if use.template.namespace else _restricted(context),
         "volumeMounts": [
             {"name": use.directory, "mountPath": SOCKET_DIRECTORY},
             {"name": mountpoint, "mountPath": MOUNTPOINT},

@@ -9,11 +9,12 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from fusermount3_controller import volume_templates
+from fusermount3_controller import rendering, volume_templates
 from fusermount3_controller.faults import Fault, Invalid, quoted
+from fusermount3_controller.quantities import size_or_none
 from fusermount3_controller.rendering import DEFAULT_DIRECTORY, DEFAULT_SOCKET, DRIVER, Use, container_name
 from fusermount3_controller.template_parameters import DRIVER_ATTRIBUTES, TEMPLATE_ATTRIBUTE
-from fusermount3_controller.volume_templates import VolumeTemplate
+from fusermount3_controller.volume_templates import Placement, VolumeTemplate
 
 Manifest = Mapping[str, Any]
 
@@ -57,7 +58,7 @@ class Named(NamedTuple):
     """The attributes of a volume of our driver, and the field that they are in.
 
     A PersistentVolume also has a name, a volumeHandle and mountOptions, and is itself there as `volume`; they are empty
-    for all others.
+    for all others. Nobody mounts a block volume, so its mountOptions are empty, too.
     """
 
     attributes: Manifest
@@ -68,6 +69,16 @@ class Named(NamedTuple):
     handle: str = ""
     mount_options: tuple[str, ...] = ()
     volume: Mapping[str, Any] = {}
+
+    @property
+    def is_block(self) -> bool:
+        """Whether pods get a device, of which kubelet tells the node plugin neither mountOptions nor fsGroup."""
+        return rendering.is_block(self.volume)
+
+    @property
+    def capacity(self) -> int | None:
+        """Of a PersistentVolume, in bytes; None, if it says none."""
+        return size_or_none(((self.volume.get("spec") or {}).get("capacity") or {}).get("storage"))
 
 
 def uses(pod: Manifest, known: Known) -> list[Use]:
@@ -103,6 +114,9 @@ def use(pod: Manifest, volume: Manifest, named: Named, known: Known) -> Use:
     if template is None:
         why = f"there is no VolumeTemplate {quoted(name)}; there are {', '.join(sorted(known.templates)) or 'none'}"
         raise Invalid([Fault(f"{named.field}.{TEMPLATE_ATTRIBUTE}", why)])
+    if named.is_block and template.placement is Placement.SIDECAR:
+        why = f"must be Filesystem: the template '{name}' has placement Sidecar, and a sidecar offers no device"
+        raise Invalid([Fault(f"PersistentVolume {named.persistent_volume}: spec.volumeMode", why)])
     # Names with a slash are those of Kubernetes and its own programs.
     others = {key: value for key, value in named.attributes.items() if "/" not in key and key != TEMPLATE_ATTRIBUTE}
     given = {key: value for key, value in others.items() if key not in DRIVER_ATTRIBUTES}
@@ -115,7 +129,7 @@ def use(pod: Manifest, volume: Manifest, named: Named, known: Known) -> Use:
         directory=others.get("fdPassingEmptyDirName", _own_directory(volume["name"]) if own else DEFAULT_DIRECTORY),
         socket=others.get("fdPassingSocketName", DEFAULT_SOCKET),
         read_only=named.read_only,
-        fs_group=group if isinstance(group, int) else None,
+        fs_group=group if isinstance(group, int) and not named.is_block else None,
         persistent_volume=named.volume,
     )
 
@@ -217,7 +231,7 @@ def _claimed(volume: Manifest, pod: Manifest, known: Known) -> Named | None:
             read_only=read_only or bool(csi.get("readOnly")),
             persistent_volume=str(name),
             handle=str(csi.get("volumeHandle") or ""),
-            mount_options=tuple(map(str, of_volume.get("mountOptions") or [])),
+            mount_options=() if rendering.is_block(volume_object) else _texts(of_volume.get("mountOptions")),
             volume=volume_object,
         )
     name = spec.get("storageClassName")
@@ -225,6 +239,10 @@ def _claimed(volume: Manifest, pod: Manifest, known: Known) -> Named | None:
     if storage_class.get("provisioner") != DRIVER:
         return None
     return Named(storage_class.get("parameters") or {}, f"StorageClass {name}: parameters", read_only)
+
+
+def _texts(values: list[object] | None) -> tuple[str, ...]:
+    return tuple(map(str, values or []))
 
 
 def _own_directory(volume: str) -> str:

@@ -10,11 +10,10 @@ from typing import NamedTuple
 from fusermount3_broker.messages.sharing_key import sharing_key
 from fusermount3_controller import label_selectors, pod_volumes, served_volumes
 from fusermount3_controller.faults import Fault, Invalid
-from fusermount3_controller.provisioning_fields import Mode, VolumeMode, capacity_faults
-from fusermount3_controller.quantities import size_or_none
+from fusermount3_controller.provisioning_fields import Mode, VolumeMode, block_faults, capacity_faults
 from fusermount3_controller.rendering import DEFAULT_DIRECTORY, Use
 from fusermount3_controller.served_volumes import Known, Manifest, Named, namespace_of
-from fusermount3_controller.template_parameters import TEMPLATE_ATTRIBUTE
+from fusermount3_controller.template_parameters import MOUNT_OPTIONS, TEMPLATE_ATTRIBUTE
 from fusermount3_controller.volume_templates import Identity, Placement, VolumeTemplate
 
 #: Of a pod in a user namespace (fs/fuse/dir.c, fuse_allow_current_process).
@@ -114,11 +113,12 @@ def _static_faults(template: VolumeTemplate, named: Named) -> Iterator[Fault]:
         yield Fault(f"{where}.csi", f"the template '{template.name}' is only for volumes that it creates")
     if (mode := spec.get("volumeMode") or VolumeMode.FILESYSTEM) not in allowed.volume_modes:
         yield Fault(f"{where}.volumeMode", f"must be {' or '.join(allowed.volume_modes)}, not {mode}")
+    options = (spec.get("mountOptions"), named.attributes.get(MOUNT_OPTIONS))
+    yield from block_faults(f"{where}.mountOptions", mode, options)
     for each in spec.get("accessModes") or []:
         if each not in allowed.access_modes:
             yield Fault(f"{where}.accessModes", f"must be of {', '.join(allowed.access_modes)}, not {each}")
-    capacity = size_or_none((spec.get("capacity") or {}).get("storage"))
-    yield from capacity_faults(f"{where}.capacity.storage", capacity, allowed)
+    yield from capacity_faults(f"{where}.capacity.storage", named.capacity, allowed)
 
 
 def _shared(pod: Manifest, use: Use, named: Named) -> Shared:

@@ -15,6 +15,8 @@ DRIVER_ATTRIBUTES = frozenset(
         *("share", "shareCapacity"),
     )
 )
+#: That of them with the options of FUSE filesystems.
+MOUNT_OPTIONS = "mountOptions"
 #: The attribute that names the template.
 TEMPLATE_ATTRIBUTE = "volumeTemplate"
 

@@ -71,6 +71,7 @@ class VolumeTemplate(NamedTuple):
     """A template that can be used; `pod` is the pod template of its program, with expressions in it.
 
     `generation` is the API server's: another one for each change. `is_ending`: it goes when it has no volume any more.
+    `namespace`: of its mount pods, one of the administrators'; empty: that of all others.
     """
 
     name: str
@@ -81,6 +82,7 @@ class VolumeTemplate(NamedTuple):
     provisioning: Provisioning = Provisioning()
     generation: int = 0
     is_ending: bool = False
+    namespace: str = ""
 
 
 def parse(manifest: Mapping[str, Any]) -> VolumeTemplate:
@@ -101,7 +103,8 @@ def parse(manifest: Mapping[str, Any]) -> VolumeTemplate:
     sharing = _sharing(spec, placement, faults)
     parameters = template_parameters.parse(object_in(spec, "parameters", "spec.parameters", faults), faults)
     staging = object_in(spec, Stage.STAGING, f"spec.{Stage.STAGING}", faults)
-    faults += unknown_in(staging, ("podTemplate",), f"spec.{Stage.STAGING}")
+    faults += unknown_in(staging, ("namespace", "podTemplate"), f"spec.{Stage.STAGING}")
+    namespace = _namespace(staging, placement, sharing, faults)
     field = f"spec.{Stage.STAGING}.podTemplate"
     pod = object_in(staging, "podTemplate", field, faults)
     if not pod:
@@ -109,7 +112,8 @@ def parse(manifest: Mapping[str, Any]) -> VolumeTemplate:
     else:
         of_sidecars = Names(template_expressions.OF_SIDECARS, parameters.keys())
         names = template_expressions.names(Stage.STAGING, frozenset(parameters)) if is_shared else of_sidecars
-        faults += pod_rules.faults(pod, field, Role.MOUNT_POD if is_shared else Role.SIDECAR)
+        role = Role.SIDECAR if not is_shared else Role.FREE_MOUNT_POD if namespace else Role.MOUNT_POD
+        faults += pod_rules.faults(pod, field, role)
         faults += template_expressions.faults(pod, field, names)
         faults += _account_faults(pod, field, sharing)
     provisioning = provisioning_fields.parse(spec, frozenset(parameters), faults, shared=is_shared)
@@ -125,6 +129,7 @@ def parse(manifest: Mapping[str, Any]) -> VolumeTemplate:
         provisioning=provisioning,
         generation=generation if isinstance(generation, int) else 0,
         is_ending=bool(metadata.get("deletionTimestamp")),
+        namespace=namespace,
     )
 
 
@@ -179,6 +184,23 @@ def _sharing(spec: Mapping[str, Any], placement: Placement, faults: list[Fault])
     namespaces = label_selectors.parse(object_in(spec, "allowedNamespaces", field, faults), field, found)
     faults += found
     return Sharing() if found else Sharing(Identity(identity), namespaces, inline, idle, Upgrade(upgrade))
+
+
+def _namespace(staging: Mapping[str, Any], placement: Placement, sharing: Sharing, faults: list[Fault]) -> str:
+    """Return the namespace of mount pods that the template names; empty, if it names none."""
+    field, value = f"spec.{Stage.STAGING}.namespace", staging.get("namespace")
+    if value is None:
+        return ""
+    if placement is not Placement.SHARED:
+        faults.append(Fault(field, f"has no effect with placement {placement}: the program runs in the user's pod"))
+    elif sharing.identity is not Identity.TEMPLATE:
+        why = f"has no effect with identity {sharing.identity}: the program runs in the namespace of its users"
+        faults.append(Fault(field, why))
+    elif not isinstance(value, str) or not _NAME.fullmatch(value):
+        faults.append(Fault(field, f"must be the name of a namespace, not {quoted(value)}"))
+    else:
+        return value
+    return ""
 
 
 def _account_faults(pod: Mapping[str, Any], field: str, sharing: Sharing) -> list[Fault]:

@@ -304,6 +304,15 @@ def test_the_chart_names_its_own_namespace_and_settings(helm: Path) -> None:
 
 
 @pytest.mark.e2e
+def test_the_chart_lets_the_controller_and_the_driver_use_other_namespaces_of_mount_pods(helm: Path) -> None:
+    rendered = rendered_by_helm(helm, *ENABLED, "--set=controller.otherMountNamespaces={fuse-devices}")
+    (plugin, *_) = containers(the("DaemonSet", list(rendered.values()))["spec"]["template"])
+    assert "--mount-namespaces=fuse-mounts,fuse-devices" in plugin["args"]
+    assert rendered[f"RoleBinding {NAME}-mount-pods"]["metadata"]["namespace"] == "fuse-devices", "the last one"
+    assert "Namespace fuse-devices" not in rendered
+
+
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("settings", "says"),
     [

@@ -329,6 +329,7 @@ def test_an_attachment_says_what_the_pod_serves() -> None:
         "nodeName": "n1",
         "volumeTemplate": "s3",
         "templateGeneration": 3,
+        "mountPodNamespace": "",
         "persistentVolumeName": "photos",
         "volumeID": "photos",
         "mountOptions": "",

@@ -210,6 +210,11 @@ def test_somebody_can_take_a_volume_as_deleted() -> None:
         ({"parameters": {"volumeTemplate": "s4"}}, claim(), "there is no VolumeTemplate 's4'"),
         ({"parameters": {"volumeTemplate": "s3", "bukcet": "x"}}, claim(), "unknown 'bukcet'"),
         ({}, claim(volumeMode="Block"), "spec.volumeMode: must be Filesystem, not Block"),
+        (
+            {"mountOptions": ["ro"]},
+            claim(volumeMode="Block"),
+            "StorageClass s3: mountOptions: a volume with volumeMode",
+        ),
         ({}, claim(selector={"matchLabels": {}}), "spec.selector: chooses among volumes that exist"),
         ({}, claim(dataSource={"kind": "VolumeSnapshot", "name": "x"}), "a template creates only empty volumes"),
     ],

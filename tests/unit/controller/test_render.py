@@ -49,6 +49,18 @@ def test_a_template_alone_is_shown_in_a_pod_that_is_made_up() -> None:
     assert made_up["spec"]["initContainers"][0]["args"] == ["s3fs", "photos", "/mnt"]
 
 
+def test_a_template_for_devices_is_shown_with_one() -> None:
+    """In the namespace of its own, and without a probe that would wait for a filesystem."""
+    manifest = shared(volumeValidation={"volumeModes": ["Block"]})
+    manifest["spec"]["volumeStaging"]["namespace"] = "fuse-devices"
+    user, mount_pod = rendered(manifest, options=("--set", "bucket=photos"))
+    (container,) = user["spec"]["containers"]
+    assert container["volumeDevices"] == [{"name": "data", "devicePath": "/dev/data"}]
+    assert "volumeMounts" not in container
+    assert mount_pod["metadata"]["namespace"] == "fuse-devices"
+    assert "startupProbe" not in mount_pod["spec"]["containers"][0]
+
+
 def test_a_pod_is_shown_with_its_sidecars() -> None:
     (injected,) = rendered(template(), pod(inline()))
     assert injected["metadata"]["name"] == "app"

@@ -103,7 +103,10 @@ class Model:
         self.histories[2].append(self._known())
 
     def _known(self) -> Known:
-        return known(self.generation, upgrade=self.upgrade, idleSeconds=self.idle)
+        """Every other template has a namespace of its own for its mount pods."""
+        result = known(self.generation, upgrade=self.upgrade, idleSeconds=self.idle)
+        namespace = "" if self.generation % 2 else "fuse-devices"
+        return result._replace(templates={"s3": result.templates["s3"]._replace(namespace=namespace)})
 
     def uid(self) -> str:
         self.uids += 1

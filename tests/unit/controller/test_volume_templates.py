@@ -224,6 +224,43 @@ def test_a_sidecar_shares_nothing(field: str) -> None:
     assert "has no effect with placement Sidecar" in faults_of(manifest)[f"spec.{field}"]
 
 
+def with_namespace(namespace: Any, **spec: Any) -> Manifest:
+    manifest = template("Shared")
+    manifest["spec"] |= spec
+    manifest["spec"]["volumeStaging"]["namespace"] = namespace
+    return manifest
+
+
+@pytest.mark.parametrize(
+    ("namespace", "spec", "says"),
+    [
+        ("fuse-devices", {"placement": "Sidecar"}, "has no effect with placement Sidecar"),
+        ("fuse-devices", {"identity": "ServiceAccount"}, "has no effect with identity ServiceAccount"),
+        ("Devices", {}, "must be the name of a namespace, not 'Devices'"),
+        (1, {}, "must be the name of a namespace, not '1'"),
+    ],
+)
+def test_a_namespace_of_mount_pods_is_checked(namespace: Any, spec: Manifest, says: str) -> None:
+    assert says in faults_of(with_namespace(namespace, **spec))["spec.volumeStaging.namespace"]
+
+
+def test_in_a_namespace_of_administrators_the_api_server_says_what_is_allowed() -> None:
+    """But no user says what of the node a pod has, or which privileges, and the node is still chosen by its users."""
+    manifest = with_namespace("fuse-devices")
+    pod_of(manifest)["volumes"] = [{"name": "h", "hostPath": {"path": "/srv"}}]
+    pod_of(manifest)["containers"][0]["securityContext"] = {"privileged": True, "runAsUser": 0}
+    parsed = parse(manifest)
+    assert (parsed.namespace, parse(with_namespace(None)).namespace) == ("fuse-devices", "")
+    pod_of(manifest)["volumes"][0]["hostPath"]["path"] = "/srv/{{ params.bucket }}"
+    pod_of(manifest)["containers"][0]["securityContext"]["runAsUser"] = "{{ fsGroup }}"
+    pod_of(manifest)["hostNetwork"] = True
+    assert faults_of(manifest) == {
+        f"{SPEC}.volumes[0].hostPath.path": "must be written out: no expression decides what of the node a pod has",
+        f"{FUSE}.securityContext.runAsUser": "must be written out: no expression decides what is allowed",
+        f"{SPEC}.hostNetwork": "a template can't decide this",
+    }
+
+
 def test_a_program_has_one_account() -> None:
     manifest = template("Shared")
     manifest["spec"]["identity"] = "ServiceAccount"
