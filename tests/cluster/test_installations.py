@@ -15,6 +15,7 @@ from tests.cluster.commands import execute
 from tests.cluster.pods import applied, wait_until_it_says
 from tests.e2e.documented import block
 from tests.journeys.journey import walking
+from tests.kubernetes import programs as tools
 from tests.kubernetes.objects import MIGRATION, the
 from tests.kubernetes.rendered import OLD_DRIVER
 from tests.lab import programs
@@ -99,6 +100,7 @@ def test_kustomize(without_driver: ClusterNode) -> None:
 @pytest.mark.usefixtures("operator")
 def test_helm(without_driver: ClusterNode) -> None:
     node = without_driver
+    tools.program("helm")  # so that the time of a build doesn't count
     with walking("Kubernetes, with Helm") as journey:
         prepared(journey)
         install = block(PAGE, "kubectl create namespace")
