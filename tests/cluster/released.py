@@ -26,6 +26,26 @@ if TYPE_CHECKING:
 VERSION, COMMIT = "0.1.0", "f6b4318c649074a4c660f9e9179bf21edec88b32"
 
 
+def packages(suite: str) -> Path:
+    """Return the directory with the Debian packages. CommandFailed if the commit is missing, or the build fails."""
+
+    def build(directory: Path) -> None:
+        with checked_out() as checkout:
+            debian.build(suite, directory, sources=checkout)
+
+    return Cache().entry(f"released-packages-{suite}", recipe_hash(debian.builder(suite).key(), COMMIT), build)
+
+
+@contextlib.contextmanager
+def checked_out() -> Iterator[Path]:
+    """Yield a clone of the repository with the release's commit."""
+    with tempfile.TemporaryDirectory() as temporary:
+        checkout = Path(temporary, "checkout")
+        run(["git", "clone", "--quiet", "--no-checkout", SOURCES, checkout])
+        run(["git", "-C", checkout, "checkout", "--quiet", COMMIT])
+        yield checkout
+
+
 def release() -> Path:
     """Return a directory with the images' archives, the proxy's executable, and the manifests of the base.
 
@@ -33,15 +53,10 @@ def release() -> Path:
     """
 
     def build(directory: Path) -> None:
-        with tempfile.TemporaryDirectory() as temporary:
-            checkout, packages, unpacked = (Path(temporary, name) for name in ("checkout", "packages", "unpacked"))
-            run(["git", "clone", "--quiet", "--no-checkout", SOURCES, checkout])
-            run(["git", "-C", checkout, "checkout", "--quiet", COMMIT])
-            packages.mkdir()
-            debian.build(RELEASE, packages, sources=checkout)
-            run([checkout / "packaging/container/build", packages, directory], timeout=600)
-            run(["dpkg-deb", "--extract", debian.debs(packages)["fusermount3-proxy"], unpacked])
-            shutil.copy(unpacked / "usr/bin/fusermount3-proxy", directory)
+        with checked_out() as checkout, tempfile.TemporaryDirectory() as unpacked:
+            run([checkout / "packaging/container/build", packages(RELEASE), directory], timeout=600)
+            run(["dpkg-deb", "--extract", debian.debs(packages(RELEASE))["fusermount3-proxy"], unpacked])
+            shutil.copy(Path(unpacked, "usr/bin/fusermount3-proxy"), directory)
             for manifest in (checkout / "packaging/kubernetes/base").iterdir():
                 shutil.copy(manifest, directory)
 

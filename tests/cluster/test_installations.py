@@ -1,4 +1,5 @@
-"""The driver is removed, and installed in the other ways: with Helm, and for the pods of meta-fuse-csi-plugin."""
+"""The driver is removed, and installed: with kustomize and with Helm until a pod reads, as who begins does, and for the
+pods of meta-fuse-csi-plugin."""
 
 from __future__ import annotations
 
@@ -9,10 +10,12 @@ import yaml
 
 from tests.callers.build import NotReachable, compilers, copy_out, downloading, recipe_of
 from tests.callers.conftest import not_run
-from tests.cluster import driver, images
+from tests.cluster import driver, first_pod, images
 from tests.cluster.commands import execute
 from tests.cluster.pods import applied, wait_until_it_says
 from tests.e2e.documented import block
+from tests.journeys.journey import walking
+from tests.kubernetes import programs as tools
 from tests.kubernetes.objects import MIGRATION, the
 from tests.kubernetes.rendered import OLD_DRIVER
 from tests.lab import programs
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.cluster.node import ClusterNode
+    from tests.journeys.journey import Journey
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
@@ -72,12 +76,38 @@ def reads(node: ClusterNode) -> None:
         assert pod.execute("cat", "/data/hello").stdout == "hello\n"
 
 
+def prepared(journey: Journey) -> None:
+    """Count the commands of which the node comes with the results: the image, in the node, and the Secret."""
+    journey.typed(len(["make images", "ctr images import", "kubectl create secret"]))
+
+
+def first_pod_reads(node: ClusterNode, journey: Journey) -> None:
+    journey.typed(len(first_pod.COMMANDS))
+    first_pod.reads(node)
+    journey.mounted()
+
+
+def test_kustomize(without_driver: ClusterNode) -> None:
+    with walking("Kubernetes, with kustomize") as journey:
+        prepared(journey)
+        journey.typed(len(block(PAGE, "kubectl apply --kustomize").commands))
+        driver.install(without_driver)
+        first_pod_reads(without_driver, journey)
+    driver.remove(without_driver)
+    assert driver.what_there_is(without_driver) == ""
+
+
 @pytest.mark.usefixtures("operator")
 def test_helm(without_driver: ClusterNode) -> None:
     node = without_driver
-    execute(node, block(PAGE, "kubectl create namespace").text, names={"REGISTRY": "localhost"})
+    tools.program("helm")  # so that the time of a build doesn't count
+    with walking("Kubernetes, with Helm") as journey:
+        prepared(journey)
+        install = block(PAGE, "kubectl create namespace")
+        journey.typed(len(install.commands))
+        execute(node, install.text, names={"REGISTRY": "localhost"})
+        first_pod_reads(node, journey)
     rolled_out(node, driver.NAMESPACE, "fusermount3-broker")
-    reads(node)
     execute(node, block("operations.md", "helm upgrade").text)
     rolled_out(node, driver.NAMESPACE, "fusermount3-broker")
     assert "fusermount3_broker_mounts" in metrics(node)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster import binaries, driver, images
+from tests.cluster import binaries, driver, first_pod, images
 from tests.cluster.commands import execute
-from tests.cluster.pods import Pod, applied
+from tests.cluster.pods import applied
 from tests.e2e.conftest import wait_until
 from tests.e2e.documented import PAGES, block
 from tests.kubernetes.objects import the
@@ -37,14 +37,7 @@ def test_the_page_names_the_versions_of_the_node(node: ClusterNode) -> None:
 
 
 def test_the_first_pod(node: ClusterNode) -> None:
-    apply, logs = block(PAGE, "kubectl apply --filename").commands
-    pod = Pod(node, "sshfs")
-    try:
-        execute(node, apply)
-        pod.wait_until_ready()
-        wait_until(lambda: "hello" in execute(node, logs))
-    finally:
-        node.kubectl("delete", "pod", pod.name)
+    first_pod.reads(node)
 
 
 def test_what_a_program_said_is_found(node: ClusterNode) -> None:

@@ -51,6 +51,7 @@ EXECUTED = {
     ("containers.md", "kubectl apply"): "test_device_plugin_on_a_node.py",
     ("containers.md", "kubectl delete"): "test_device_plugin_on_a_node.py",
     ("containers.md", "podman load --input build/images/fusermount3-broker.tar"): "test_images.py",
+    ("fuse-programs.md", "podman run --rm -it"): "test_on_a_host.py",
     ("index.md", "make demo"): "test_demo.py",
     ("install-systemd.md", "make static"): _SOURCE,
     ("install-systemd.md", "apt-get install gcc"): _SOURCE,
@@ -64,7 +65,7 @@ EXECUTED = {
     ("kubernetes.md", "kubectl delete --kustomize"): "driver.py",
     ("kubernetes.md", "helm uninstall"): "test_installations.py",
     ("kubernetes.md", "kubectl create secret"): "server.py",
-    ("kubernetes.md", "kubectl apply --filename"): "test_pages.py",
+    ("kubernetes.md", "kubectl apply --filename"): "first_pod.py",
     ("kubernetes.md", "kubectl describe pod"): "test_pages.py",
     ("kubernetes.md", "kubectl --namespace mfcp-system"): "test_installations.py",
     ("messages.md", "journalctl"): _SOURCE,
@@ -79,6 +80,7 @@ EXECUTED = {
     ("troubleshooting.md", "ln -s"): "engines.py",
     ("troubleshooting.md", "mkdir -p"): "labels.py",
     ("troubleshooting.md", "kubectl delete pods"): "test_device_plugin_on_a_node.py",
+    ("where-it-runs.md", "docker compose up"): "test_on_a_host.py",
     ("where-it-runs.md", "podman run"): "test_rootless_podman.py",
     ("pypi.md", "apt-get install"): "test_pip.py",
     ("pypi.md", "python3 -m venv"): "test_pip.py",
@@ -97,7 +99,6 @@ NOT_EXECUTED = {
     ("README.md", ".venv/bin/fusermount3-broker cdi"): "executed from containers.md, with other paths",
     ("containers.md", "fusermount3-broker device-plugin"): "a kubelet that is a fake has a directory of its own, see "
     "tests/e2e/test_device_plugin_with_a_fake_kubelet.py",
-    ("fuse-programs.md", "podman run --rm -it"): "interactive; its option is executed from containers.md",
     (
         "install-systemd.md",
         "make deb",

@@ -34,6 +34,9 @@ class Route(NamedTuple):
 
 _HOST = "tests/journeys/test_on_a_host.py"
 _SYSTEMD = "[systemd](install-systemd.md#debian-packages)"
+_COMPOSE = "[Compose](#docker-compose)"
+_CLUSTER = "tests/cluster/test_installations.py"
+_KUBERNETES = "[install](kubernetes.md#install), [the first pod](kubernetes.md#the-first-pod)"
 ROUTES = {
     "Debian packages and sshfs in Podman": Route(
         f"{_SYSTEMD}, [any image: volumes](containers.md#any-image-volumes)", f"{_HOST}::test_sshfs_in_podman"
@@ -45,6 +48,21 @@ ROUTES = {
     "a CI job": Route(f"{_SYSTEMD}, [in a build](ci.md#in-a-build-of-an-image)", f"{_HOST}::test_ci_job"),
     "CDI, with an image that nobody changed": Route(
         f"{_SYSTEMD}, [any image: CDI](containers.md#any-image-cdi)", f"{_HOST}::test_cdi"
+    ),
+    "a FUSE author's own program": Route(
+        f"{_SYSTEMD}, [any image: CDI](containers.md#any-image-cdi), [for authors](fuse-programs.md)",
+        f"{_HOST}::test_a_program_that_its_author_wrote_by_the_page",
+    ),
+    "Kubernetes, with kustomize": Route(_KUBERNETES, f"{_CLUSTER}::test_kustomize"),
+    "Kubernetes, with Helm": Route(_KUBERNETES, f"{_CLUSTER}::test_helm"),
+    "Docker Compose": Route(f"{_SYSTEMD}, {_COMPOSE}", f"{_HOST}::test_docker_compose"),
+    "an administrator who reads why a mount was refused, and allows it": Route(
+        f"{_SYSTEMD}, [the log](messages.md#from-a-users-message-to-the-log), "
+        "[configure](install-systemd.md#configure)",
+        f"{_HOST}::test_a_refusal_is_found_in_the_log_and_mended",
+    ),
+    "upgrade from 0.1.0 with a live mount, which is read again": Route(
+        "[upgrade](install-systemd.md#upgrade-and-remove)", f"{_HOST}::test_an_upgrade_from_the_last_release"
     ),
 }
 
@@ -58,9 +76,9 @@ class Journey:
         self._start = 0.0
 
     def typed(self, commands: int = 1) -> None:
-        """Count commands that are executed next; the clock starts with the first."""
+        """Count commands that are executed next, until there is a mount; the clock starts with the first."""
         self._start = self._start or time.monotonic()
-        self.commands += commands
+        self.commands += 0 if self.seconds else commands
 
     def mounted(self) -> None:
         """Stop the clock, and the counting: files have been read through a mount."""
