@@ -10,6 +10,7 @@ import datetime
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Set
+from itertools import chain
 from typing import Any, NoReturn
 
 from lightkube import ApiError, AsyncClient
@@ -250,16 +251,15 @@ class PodVolumeKeeper:
 
     async def _view(self, volume: PodVolume) -> View:
         """Return what the API server says now of all that has to do with a volume."""
-        labels: Labels = {pod_volumes.VOLUME_LABEL: volume.name}
-        pods = [each.to_dict() async for each in self._client.list(POD, namespace=self._namespace, labels=labels)]
-        runs = [run_results.existing(each, volume.uid) for each in pods]
         existing = await self._got(VOLUME, volume.name)
         ref = _claim_ref(volume, existing)
+        pods = {each: await self._pods(volume, each) for each in self._namespaces(volume, ref)}
+        runs = [run_results.existing(each, volume.uid) for each in pods[self._namespace]]
         claim = await self._got(CLAIM, ref["name"], ref["namespace"]) if ref else None
         template: Labels = {TEMPLATE_LABEL: str(volume.spec.get("volumeTemplate"))}
         served = _served([each.to_dict() async for each in self._client.list(ATTACHMENT, labels=template)])
         # A mount pod may be there for longer than its MountPodAttachment.
-        nodes = _nodes(volume, served).union(filter(None, map(mount_pods.node_of, pods)))
+        nodes = _nodes(volume, served).union(filter(None, map(mount_pods.node_of, chain(*pods.values()))))
         left = [node for node in volume.status.staged if node not in nodes]
         return View(
             volume,
@@ -270,6 +270,17 @@ class PodVolumeKeeper:
             frozenset([node for node in left if not await self._got(NODE, node)]),
             self._taken(volume),
         )
+
+    def _namespaces(self, volume: PodVolume, claim: Mapping[str, Any]) -> set[str]:
+        """Return where pods of a volume may be: its own, and mount pods, which have no other namespaces than these."""
+        template = self._cache.known().templates.get(str(volume.spec.get("volumeTemplate")))
+        others = (template.namespace if template else "", claim.get("namespace", ""))
+        return {self._namespace, *filter(None, others)}
+
+    async def _pods(self, volume: PodVolume, namespace: str) -> list[Manifest]:
+        """Return the pods of a namespace that have the volume's label."""
+        labels: Labels = {pod_volumes.VOLUME_LABEL: volume.name}
+        return [each.to_dict() async for each in self._client.list(POD, namespace=namespace, labels=labels)]
 
     async def _do(self, view: View, step: Step, now: datetime.datetime) -> bool:
         """Take one step; return whether another one may follow at once."""

@@ -308,18 +308,27 @@ def test_a_volume_is_unstaged_before_it_is_deleted(is_there: bool) -> None:
     asyncio.run(run_())
 
 
-def test_a_volume_is_in_use_for_as_long_as_a_mount_pod_is_there() -> None:
-    """Also if somebody has deleted its MountPodAttachment, and it waits for its users."""
+@pytest.mark.parametrize(
+    ("namespace", "nodes"), [("fuse-mounts", {"n1"}), ("team", {"n1"}), ("devices", {"n1"}), ("foreign", set())]
+)
+def test_a_volume_is_in_use_for_as_long_as_a_mount_pod_is_there(namespace: str, nodes: set[str]) -> None:
+    """Also if somebody has deleted its MountPodAttachment, and it waits for its users. Other namespaces have none."""
 
     async def run() -> None:
         cluster = Cluster()
-        manifest = manifest_of(known())
-        owner = {"kind": "MountPodAttachment", "name": f"mp-{'0' * 20}", "controller": True}
+        manifest, template = manifest_of(known()), dynamic()
+        template["spec"]["volumeStaging"]["namespace"] = "devices"
+        await cluster.fill(template=template)
+        name = f"mp-{'0' * 20}"
+        owner = {"kind": "MountPodAttachment", "name": name, "controller": True}
         metadata = {"labels": {pod_volumes.VOLUME_LABEL: NAME}, "ownerReferences": [owner]}
-        await cluster.api.put(f"{MOUNTS}/mp-{'0' * 20}-0", {"metadata": metadata, "spec": on_node({}, "n1")})
+        pod = {"metadata": metadata, "spec": on_node({}, "n1")}
+        await cluster.api.put(f"/api/v1/namespaces/{namespace}/pods/{name}-0", pod)
         async with cluster.api.client() as client:
-            keeper = PodVolumeKeeper(client, ClusterCache(client, provisioning=True), cluster.metrics, "fuse-mounts")
-            assert (await keeper._view(pod_volumes.parse(manifest))).nodes == {"n1"}
+            cache = ClusterCache(client, provisioning=True)
+            await cache._list(Kind.TEMPLATE)
+            keeper = PodVolumeKeeper(client, cache, cluster.metrics, "fuse-mounts")
+            assert (await keeper._view(pod_volumes.parse(manifest))).nodes == nodes
 
     asyncio.run(run())
 
