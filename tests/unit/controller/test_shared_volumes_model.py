@@ -102,6 +102,15 @@ class Model:
         self.generation += 1
         self.histories[2].append(self._known())
 
+    def take_template(self) -> None:
+        """Delete the template, which leaves all pods as they are."""
+        self.histories[2].append(self._known()._replace(templates={}))
+
+    def bring_template(self) -> None:
+        """Have a template again, if it was deleted."""
+        if not self.now.cluster.templates:
+            self.edit()
+
     def _known(self) -> Known:
         """Every other template has a namespace of its own for its mount pods."""
         result = known(self.generation, upgrade=self.upgrade, idleSeconds=self.idle)
@@ -135,7 +144,7 @@ class Model:
 
     def attach(self, pod: Manifest) -> None:
         """Give a user what is served, if anything is; of two, what was made of the newer template."""
-        (place,) = wanted([pod], self.now.cluster).mounts
+        (place,) = wanted([pod], self._known()).mounts
         served = [each for each in self.mounts() if self._serves(each) and self.key_of(each) == place]
         if served:
             newest = max(served, key=lambda each: (moment(each.created), each.number))
@@ -367,18 +376,24 @@ class SharedVolumes(RuleBasedStateMachine):
             self.model.double(mount)
 
     @rule(
-        event=st.sampled_from(["work", "work", "work", "wait", "wait", "edit", "forget", "die", "go"]),
+        event=st.sampled_from(["work", "work", "work", "wait", "wait", "edit", "forget", "take", "bring", "die", "go"]),
         seconds=st.sampled_from([1, 5, 60]),
         node=st.sampled_from(["n1", "n1", "n2"]),
     )
     def the_cluster(self, event: str, seconds: int, node: str) -> None:
-        """All do their work, time passes, the template changes, somebody deletes an attachment, a node dies or goes."""
+        """All do their work, or time passes; somebody edits the template, deletes an attachment, or the template, which
+        may come back; a node dies or goes.
+        """
         if event == "work":
             self.model.work()
         elif event == "wait":
             self.model.seconds += seconds
         elif event == "edit":
             self.model.edit()
+        elif event == "take":
+            self.model.take_template()
+        elif event == "bring":
+            self.model.bring_template()
         elif event == "forget":
             for name in sorted(self.model.now.attachments)[:1]:
                 self.model.put(name, None, 1)
@@ -426,6 +441,7 @@ class SharedVolumes(RuleBasedStateMachine):
     @rule()
     def settle(self) -> None:
         """When everybody has seen everything, each user is served, by one pod for each key and template."""
+        self.model.bring_template()
         self.model_settles()
         model = self.model
         for pod in model.users():
@@ -455,7 +471,7 @@ class SharedVolumes(RuleBasedStateMachine):
         raise AssertionError(f"there is still something to do: {steps}")
 
     def teardown(self) -> None:
-        """Nothing is left when all users are gone."""
+        """Nothing is left when all users are gone, whether or not there is a template."""
         if not hasattr(self, "model"):
             return
         for node in list(self.model.dead):
