@@ -173,14 +173,16 @@ def static(file: Path, template: str, capacity: str) -> list[Object]:
 
 
 def test_a_device_of_another_size_is_not_taken(cluster: Cluster) -> None:
-    file = cluster.node.seen(DIRECTORY) / "pvc-small"
-    with file.open("wb") as made:
-        made.truncate(loop.SIZE)
-    with cluster.created(*static(file, "disks", "2Mi")), cluster.created(*objects(POD)):
+    with contextlib.ExitStack() as stack:
+        file = cluster.node.seen(DIRECTORY) / "pvc-small"
+        with file.open("wb") as made:
+            made.truncate(loop.SIZE)
+        stack.callback(file.unlink)
+        stack.callback(cluster.wait_until, lambda: is_clean(cluster))
+        stack.enter_context(cluster.created(*static(file, "disks", "2Mi")))
+        stack.enter_context(cluster.created(*objects(POD)))
         said = f"the device has {loop.SIZE} bytes, and the volume must have {2 * loop.SIZE}"
         cluster.wait_until(lambda: any(said in each for each in cluster.events("MountPodFailed")))
-    cluster.wait_until(lambda: is_clean(cluster))
-    file.unlink()
 
 
 def test_a_node_that_a_pod_has_only_made_is_a_key_to_nothing(cluster: Cluster) -> None:
