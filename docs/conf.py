@@ -39,7 +39,7 @@ copybutton_prompt_is_regexp = True
 CHAPTERS = {
     "Start": ["kubernetes", "containers", "install-systemd", "ci"],
     "Install": ["where-it-runs", "releases", "migrating"],
-    "Volumes in Kubernetes": ["volumes", "templates"],
+    "Volumes in Kubernetes": ["volumes", "templates", "provisioning", "block-volumes"],
     "FUSE programs": ["fuse-programs", "programs", "compatibility"],
     "Operate": ["operations", "messages", "troubleshooting", "reliability", "performance"],
     "How it works": ["architecture", "security", "protocol"],

@@ -23,6 +23,7 @@ _WAIT = {"exec": {"command": ["fusermount3-proxy", "--wait-unused"]}}
 #: Hexadecimal digits of a name: users choose parameters, and must not find those of somebody else's name.
 _DIGITS = 20
 _NAME = re.compile(f"(mp-[0-9a-f]{{{_DIGITS}}})-(0|[1-9][0-9]{{0,5}})")
+_REQUEST = re.compile(".*: broker request [0-9a-f]+")
 #: Reasons for which a container waits that are no failure.
 NO_FAILURE = ("ContainerCreating", "PodInitializing")
 #: Of a failure, in characters.
@@ -235,7 +236,8 @@ def _failure(pod: Mapping[str, Any]) -> str:
 
 
 def _last_line(text: object) -> str:
-    lines = str(text or "").strip().splitlines()
+    """Return the last line that says why: below what the broker says, the proxy only prints which request it was."""
+    lines = [line for line in str(text or "").strip().splitlines() if not _REQUEST.fullmatch(line)]
     return lines[-1] if lines else ""
 
 

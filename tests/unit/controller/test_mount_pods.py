@@ -16,6 +16,7 @@ from fusermount3_controller.mount_pods import Phase, User, existing
 from fusermount3_controller.served_volumes import Known, missing
 from fusermount3_controller.volume_templates import parse
 from fusermount3_controller.wanted_mount_pods import wanted
+from fusermount3_proxy import client, wire
 from tests.unit.controller.cluster import (
     at,
     ending,
@@ -407,6 +408,14 @@ def container(state: Manifest, last: Manifest | None = None) -> Manifest:
 def test_why_it_does_not_serve_is_said_in_the_words_of_scheduler_or_kubelet(status: Manifest, says: str) -> None:
     one = existing(mount_pod(mount_of([user()], known()), **status))
     assert one and one.failure == says
+
+
+def test_what_the_broker_says_is_told_and_not_the_number_of_the_request(capfd: pytest.CaptureFixture[str]) -> None:
+    """The number is another one each time, and so would be the event."""
+    client.print_reply(b"fusermount3-proxy", wire.Reply(b"ade9f933", errno=22, text=b"the device has 512 bytes"))
+    ended = {"reason": "Error", "exitCode": 1, "message": capfd.readouterr().err}
+    one = existing(mount_pod(mount_of([user()], known()), **container({"terminated": ended})))
+    assert one and one.failure == "Error, status 1: fusermount3-proxy: the device has 512 bytes"
 
 
 def test_who_serves_has_not_failed() -> None:

@@ -108,7 +108,7 @@ def test_each_name_is_explained() -> None:
     assert set(re.findall(r"`(\w+)`", " ".join(rows("filter")))) == set(expressions.FILTERS)
     known = {f"parameters.NAME.{name}" for name in (*template_parameters.Parameter._fields, "description")}
     known |= {"parameters", "placement", "volumeStaging.podTemplate", *volume_templates.SHARING_FIELDS}
-    known |= {"provisioningModes"}
+    known |= {"provisioningModes", "volumeStaging.namespace"}
     known |= {
         f"{stage}.{name}" for stage, names in provisioning_fields.RUNS.items() for name in (*names, "podTemplate")
     }
