@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.journeys.journey import ROUTES, listed
+
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/where-it-runs.md").read_text()
 (TABLE,) = re.findall(r"^\| place \| tried \|.*?\n\n", PAGE, re.MULTILINE | re.DOTALL)
@@ -25,6 +27,16 @@ def test_a_place_was_tried_by_a_test_or_not_at_all(place: str, tried: str) -> No
 )
 def test_the_table_has(word: str) -> None:
     assert [place for place, *_ in ROWS if word in place]
+
+
+def test_the_table_of_journeys_has_each_journey() -> None:
+    assert list(listed()) == list(ROUTES)
+
+
+@pytest.mark.parametrize("test", [route.test for route in ROUTES.values()])
+def test_a_journey_is_walked_by_a_test(test: str) -> None:
+    file, _, name = test.partition("::")
+    assert f"\ndef {name}(" in (ROOT / file).read_text()
 
 
 def test_no_page_reads_as_if_something_were_published() -> None:
