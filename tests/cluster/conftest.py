@@ -12,7 +12,8 @@ import pytest
 
 from tests.callers.build import NotReachable
 from tests.callers.conftest import not_run
-from tests.cluster import binaries, driver, images, server
+from tests.cluster import binaries, claimed_volumes, driver, images, server
+from tests.cluster.claimed_volumes import Cluster
 from tests.cluster.left import left
 from tests.cluster.node import ClusterNode
 from tests.e2e.conftest import wait_until
@@ -100,3 +101,21 @@ def without_driver(node_of_session: ClusterNode) -> Iterator[ClusterNode]:
     finally:
         node.kubectl("delete", "namespace", driver.NAMESPACE, "--ignore-not-found")
         driver.install(node)
+
+
+@pytest.fixture(scope="module")
+def buckets_for_claims(node_of_session: ClusterNode) -> Iterator[None]:
+    """What `claimed_volumes.installed` has."""
+    try:
+        with claimed_volumes.installed(node_of_session):
+            yield
+    except NotReachable as error:
+        not_run(str(error))
+
+
+@pytest.fixture
+def cluster(node: ClusterNode) -> Iterator[Cluster]:
+    """The cluster of the node. After each test, nothing may be left in it of volumes for claims."""
+    result = Cluster(node)
+    yield result
+    result.wait_until(result.is_clean)

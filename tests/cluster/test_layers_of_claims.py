@@ -14,7 +14,7 @@ from tests.callers import s3
 from tests.callers.build import NotReachable, image_tag
 from tests.callers.conftest import not_run
 from tests.callers.images import BOOKWORM
-from tests.cluster import claimed_volumes, images
+from tests.cluster import images
 from tests.cluster.claimed_volumes import Cluster, claim, claim_spec, storage_class, user
 from tests.cluster.pods import Pod
 from tests.cluster.shared_volumes import MOUNTS
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.long,
-    pytest.mark.usefixtures("encrypting"),
+    pytest.mark.usefixtures("buckets_for_claims", "encrypting"),
 ]
 
 TEMPLATE = PACKAGING / "provisioners/gocryptfs.yaml"
@@ -51,22 +51,15 @@ def encrypting(node_of_session: ClusterNode) -> Iterator[None]:
         storage_class("twice", parameters={"volumeTemplate": "gocryptfs", "claim": "inner"}),
     ]
     try:
-        with claimed_volumes.installed(node):
-            images.load_one(node, "docker.io/example/gocryptfs:1.0", images.with_proxy(image_tag(BOOKWORM), {}))
-            passphrase = ["generic", "gocryptfs", "--from-literal=passphrase=secret"]
-            node.kubectl("--namespace", MOUNTS, "create", "secret", *passphrase)
-            node.kubectl("create", f"--filename={TEMPLATE}")
-            with Cluster(node).created(*classes):
-                yield
+        image = image_tag(BOOKWORM)
     except NotReachable as error:
         not_run(str(error))
-
-
-@pytest.fixture
-def cluster(node: ClusterNode) -> Iterator[Cluster]:
-    result = Cluster(node)
-    yield result
-    result.wait_until(result.is_clean)
+    images.load_one(node, "docker.io/example/gocryptfs:1.0", images.with_proxy(image, {}))
+    passphrase = ["generic", "gocryptfs", "--from-literal=passphrase=secret"]
+    node.kubectl("--namespace", MOUNTS, "create", "secret", *passphrase)
+    node.kubectl("create", f"--filename={TEMPLATE}")
+    with Cluster(node).created(*classes):
+        yield
 
 
 def lower_claim(of_class: str, name: str) -> Object:

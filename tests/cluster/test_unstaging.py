@@ -8,22 +8,17 @@ import pytest
 import yaml
 
 from fusermount3_controller.pod_volumes import PLURAL
-from tests.callers.build import NotReachable
-from tests.callers.conftest import not_run
-from tests.cluster import claimed_volumes, configuration
+from tests.cluster import configuration
 from tests.cluster.claimed_volumes import ENDPOINT, TEMPLATE, Cluster, claim, storage_class, user
 from tests.cluster.pods import Pod
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.cluster.node import ClusterNode
     from tests.kubernetes.objects import Object
 
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.long,
-    pytest.mark.usefixtures("controlled"),
+    pytest.mark.usefixtures("buckets_for_claims"),
 ]
 
 _UNSTAGES = {
@@ -37,22 +32,6 @@ _UNSTAGES = {
     ],
     "securityContext": {"runAsUser": 1000},
 }
-
-
-@pytest.fixture(scope="module")
-def controlled(node_of_session: ClusterNode) -> Iterator[None]:
-    try:
-        with claimed_volumes.installed(node_of_session):
-            yield
-    except NotReachable as error:
-        not_run(str(error))
-
-
-@pytest.fixture
-def cluster(node: ClusterNode) -> Iterator[Cluster]:
-    result = Cluster(node)
-    yield result
-    result.wait_until(result.is_clean)
 
 
 def template() -> Object:

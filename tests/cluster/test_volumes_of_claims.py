@@ -9,22 +9,18 @@ import yaml
 
 from fusermount3_controller.pod_volumes import ABANDON, PLURAL
 from tests.callers import s3
-from tests.callers.build import NotReachable
-from tests.callers.conftest import not_run
-from tests.cluster import claimed_volumes, configuration, driver, installed_controller
+from tests.cluster import configuration, driver, installed_controller
 from tests.cluster.claimed_volumes import ENDPOINT, TEMPLATE, Cluster, claim, claim_spec, storage_class, user
 from tests.cluster.pods import Pod
 from tests.cluster.shared_volumes import MOUNTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.cluster.node import ClusterNode
+    pass
 
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.long,
-    pytest.mark.usefixtures("controlled"),
+    pytest.mark.usefixtures("buckets_for_claims"),
 ]
 
 _USER = {"runAsUser": 1000}
@@ -54,22 +50,6 @@ UNLUCKY = {
     },
 }
 """A template whose volumes are nothing; to delete one fails twice."""
-
-
-@pytest.fixture(scope="module")
-def controlled(node_of_session: ClusterNode) -> Iterator[None]:
-    try:
-        with claimed_volumes.installed(node_of_session):
-            yield
-    except NotReachable as error:
-        not_run(str(error))
-
-
-@pytest.fixture
-def cluster(node: ClusterNode) -> Iterator[Cluster]:
-    result = Cluster(node)
-    yield result
-    result.wait_until(result.is_clean)
 
 
 def test_a_claim_gets_a_bucket_that_its_pods_use_and_that_goes_with_it(cluster: Cluster) -> None:
