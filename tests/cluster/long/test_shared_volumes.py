@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 from typing import TYPE_CHECKING
@@ -10,14 +11,17 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from tests.cluster import shared_volumes
+from tests.cluster import driver, installed_controller, shared_volumes
 from tests.cluster.long.writers import Watched, use_all_the_time
 from tests.cluster.pods import Pod
 from tests.cluster.shared_volumes import (
     MOUNTS,
     TEMPLATE,
     device,
+    items,
     name_of,
+    served_mounts,
+    uid_of,
     used,
     user,
     wait_for,
@@ -36,7 +40,11 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 STARTS, AT_ONCE = int(os.environ.get("FUSERMOUNT3PROXY_TEST_STARTS", "100")), 10
 """How many containers start on a shared volume, and how many of them wait for one new mount pod."""
+BORROWERS = 20
+"""Pods that use one mount pod while the driver ends, and the node."""
 READS = "read -r m < /data/first && [ $m = first ]"
+REBOOTED = 600
+"""Seconds in which all of them have come back on a busy machine."""
 REPLACED = 30
 """Seconds that a program has to end when another one takes its place."""
 
@@ -121,3 +129,53 @@ def test_a_template_is_replaced_under_a_pod_that_reads(node: ClusterNode, figure
         assert failed <= SLOWNESS * 20
         assert watched.goes_on().failed == failed
         assert pod.status("app")["restartCount"] == 0
+
+
+def test_pods_of_one_mount_pod_read_on_while_the_driver_is_restarted_and_after_a_reboot(
+    node_of_session: ClusterNode, figure: Figure
+) -> None:
+    node = node_of_session
+    with used(node, *(reader(f"reads-{number}") for number in range(BORROWERS))) as pods:
+        watched = [Watched(pod) for pod in pods]
+        wait_for(node, 1)
+        (has,) = {device(pod) for pod in pods}
+        before = sum(each.counts().turns for each in watched)
+        restart_driver(node)
+        after = [each.goes_on() for each in watched]
+        figure("pods of the mount pod", BORROWERS)
+        figure("turns while the driver was restarted", sum(each.turns for each in after) - before)
+        figure("failed", sum(each.failed for each in after))
+        assert {each.name: each.errors() for each in watched} == {each.name: "" for each in watched}
+        assert {device(pod) for pod in pods} == {has}
+        wait_for_borrowers(node)
+
+        def forget() -> None:
+            for each in watched:
+                each.forget()
+
+        node.reboot(forget)
+        begun = time.monotonic()
+        for each in watched:
+            each.goes_on(beyond=0, seconds=REBOOTED)
+        figure("seconds until all read again after the reboot", round(time.monotonic() - begun))
+        for pod in pods:
+            pod.wait_until_ready()
+        assert len({device(pod) for pod in pods}) == 1
+        wait_for_borrowers(node)
+        wait_for(node, 1)
+        installed_controller.wait_until_ready(node)
+    wait_until(lambda: not json.loads(driver.broker(node, "mounts", "--json")))
+
+
+def restart_driver(node: ClusterNode) -> None:
+    """Have another pod take the place of the driver's, as when it is upgraded."""
+    of_driver = ("--namespace", driver.NAMESPACE)
+    before = {uid_of(each) for each in items(node, "pods", *of_driver)}
+    node.kubectl(*of_driver, "rollout", "restart", driver.DAEMONSET)
+    node.kubectl(*of_driver, "rollout", "status", driver.DAEMONSET, "--timeout=180s")
+    assert not before & {uid_of(each) for each in items(node, "pods", *of_driver)}
+
+
+def wait_for_borrowers(node: ClusterNode) -> None:
+    """Return when the broker says that all pods use one filesystem, and there is no other one."""
+    wait_until(lambda: [len(each["borrowers"]) for each in served_mounts(node)] == [BORROWERS], 60)

@@ -89,6 +89,10 @@ class Watched:
         turns, failed = (self._node.seen(self._directory) / "now").read_text().split()
         return Counts(int(turns), int(failed))
 
+    def forget(self) -> None:
+        """Remove the counts, as the next turn writes them; the node may be off."""
+        (self._node.root / self._directory.lstrip("/") / "now").unlink()
+
     def errors(self) -> str:
         """Return what the failed turns said; empty if none has."""
         path = self._node.seen(self._directory) / "errors"
