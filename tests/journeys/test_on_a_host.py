@@ -109,6 +109,21 @@ def test_cdi(host: Host, sshfs: str) -> None:
         journey.mounted()
 
 
+#: What Docker's containers need here, beside the servers of the machine: the cgroups that the machine sees.
+CGROUPS = "/sys/fs/cgroup:/sys/fs/cgroup:ro"
+NESTED = {"network_mode": "host", "volumes": [KEYS[1], CGROUPS]}
+
+
+def test_cdi_with_docker(docker_host: Host) -> None:
+    host, journey = docker_host, Journey()
+    host.run("docker", "import", "/srv/sshfs.tar", "sshfs")
+    install(host, journey)
+    option = cdi(host, journey)
+    with server(host) as sshfs:
+        command = ["docker", "run", "--rm", "--network=host", f"--volume={CGROUPS}", *option, *KEYS, "sshfs"]
+        assert host.run(*command, "sh", "-euc", use(sshfs)).stdout == HELLO
+
+
 def test_docker_compose(docker_host: Host) -> None:
     host, page = docker_host, "where-it-runs.md"
     host.run("docker", "import", "/srv/sshfs.tar", "sshfs")
@@ -132,9 +147,6 @@ def mounts(host: Host, journey: Journey) -> dict[str, str]:
     listed = json.loads(host.type(journey, "fusermount3-broker mounts --json").stdout)
     return {each["mountpoint"]: each["program_command"] for each in listed}
 
-
-#: What a service of Compose needs here: the servers of the machine, the user's keys, the cgroups that the machine sees.
-NESTED = {"network_mode": "host", "volumes": [KEYS[1], "/sys/fs/cgroup:/sys/fs/cgroup:ro"]}
 
 #: By its path in the image, which Python looks in.
 AUTHORS = "/usr/lib/python3/dist-packages/tests"
