@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.cluster import released
+from tests.e2e.documented import PAGES
 from tests.journeys.host import DOCKER, DOCKER_DAEMON, PYTHON, SETTINGS, SUITE, Host, machine
 from tests.lab import debian
 from tests.lab.cache import Cache, recipe_hash
@@ -81,9 +83,10 @@ def host(tmp_path: Path) -> Iterator[Host]:
 
 @pytest.fixture
 def docker_host(tmp_path: Path) -> Iterator[Host]:
-    """The same with Docker, and Compose."""
+    """The same with Docker, which has the feature for CDI, and Compose."""
     cgroups = CgroupRoot()
-    daemon = {**DOCKER_DAEMON, "cgroup-parent": cgroups.path}
+    (feature,) = re.findall(r'`({"features": .*})`', PAGES["containers.md"].read_text())
+    daemon = {**DOCKER_DAEMON, **json.loads(feature), "cgroup-parent": cgroups.path}
     try:
         with booted(DOCKER, tmp_path, {"/etc/docker/daemon.json": json.dumps(daemon)}) as host:
             host.has_built("ours")

@@ -109,6 +109,21 @@ def test_cdi(host: Host, sshfs: str) -> None:
         journey.mounted()
 
 
+#: What Docker's containers need here, beside the servers of the machine: the cgroups that the machine sees.
+CGROUPS = "/sys/fs/cgroup:/sys/fs/cgroup:ro"
+NESTED = {"network_mode": "host", "volumes": [KEYS[1], CGROUPS]}
+
+
+def test_cdi_with_docker(docker_host: Host) -> None:
+    host, journey = docker_host, Journey()
+    host.run("docker", "import", "/srv/sshfs.tar", "sshfs")
+    install(host, journey)
+    option = cdi(host, journey)
+    with server(host) as sshfs:
+        command = ["docker", "run", "--rm", "--network=host", f"--volume={CGROUPS}", *option, *KEYS, "sshfs"]
+        assert host.run(*command, "sh", "-euc", use(sshfs)).stdout == HELLO
+
+
 def test_docker_compose(docker_host: Host) -> None:
     host, page = docker_host, "where-it-runs.md"
     host.run("docker", "import", "/srv/sshfs.tar", "sshfs")
@@ -127,14 +142,16 @@ def test_docker_compose(docker_host: Host) -> None:
         host.run("sh", "-c", f"cd {CLONE} && docker compose down")
 
 
-def mounts(host: Host, journey: Journey) -> dict[str, str]:
-    """Return the name of the FUSE program of each mount, by mountpoint."""
-    listed = json.loads(host.type(journey, "fusermount3-broker mounts --json").stdout)
+def mounts(host: Host) -> dict[str, str]:
+    """Return the name of the FUSE program of each mount, by mountpoint; it is empty until the broker has looked."""
+    listed = json.loads(host.run("fusermount3-broker", "mounts", "--json").stdout)
     return {each["mountpoint"]: each["program_command"] for each in listed}
 
 
-#: What a service of Compose needs here: the servers of the machine, the user's keys, the cgroups that the machine sees.
-NESTED = {"network_mode": "host", "volumes": [KEYS[1], "/sys/fs/cgroup:/sys/fs/cgroup:ro"]}
+def wait_until_shown(host: Host, mountpoint: str, program: str) -> None:
+    """Return when the broker shows this mount alone, and which program serves it."""
+    wait_until(lambda: mounts(host) == {mountpoint: program})
+
 
 #: By its path in the image, which Python looks in.
 AUTHORS = "/usr/lib/python3/dist-packages/tests"
@@ -165,10 +182,10 @@ def test_a_program_that_its_author_wrote_by_the_page(host: Host, program: list[s
             pid = host.run("podman", "exec", user, "python3", "-m", "tests.programs.hello_alone", mountpoint).stdout
             assert host.run("podman", "exec", user, "cat", f"{mountpoint}/file").stdout == "hello"
             journey.mounted()
-            assert mounts(host, journey) == {mountpoint: "python3"}
+            wait_until_shown(host, mountpoint, "python3")
             host.run("podman", "exec", user, "sh", "-c", f"kill -KILL {pid}")
             host.type(journey, f"{inside} fusermount3 -u {mountpoint}")
-            assert mounts(host, journey) == {}
+            assert mounts(host) == {}
             host.run("podman", "stop", "--time=0", user)
 
 
@@ -202,19 +219,19 @@ def test_an_upgrade_from_the_last_release(released_host: Host) -> None:
     image = host.sshfs()
     container = [*options_of("docker run"), *KEYS]
     with server(host) as sshfs:
-        live = ["podman", "run", "--detach", "--name=live", *container, image, *shlex.split(sshfs), "-f", "/mnt"]
-        host.run(*live)
+        host.run("podman", "run", "--rm", "--detach", "--name=live", *container, image, "sleep", "infinity")
+        host.run("podman", "exec", "live", *shlex.split(sshfs), "/mnt")
         read = ("podman", "exec", "live", "cat", "/mnt/hello")
-        wait_until(lambda: host.run(*read, check=False).stdout == HELLO)
+        assert host.run(*read).stdout == HELLO
         broker = host.systemctl("show", "--value", "--property=MainPID", "fusermount3-broker")
         with walking("upgrade from 0.1.0 with a live mount, which is read again") as journey:
             install(host, journey)
             assert host.systemctl("show", "--value", "--property=MainPID", "fusermount3-broker") != broker
             assert host.run(*read).stdout == HELLO
             journey.mounted()
-            assert mounts(host, journey) == {"/mnt": "sshfs"}
+            wait_until_shown(host, "/mnt", "sshfs")
             assert host.type(journey, run(container, image, use(sshfs))).stdout == HELLO
         # The proxy in the container is still that of the last release.
         host.run("podman", "exec", "live", "fusermount3", "-u", "/mnt")
-        assert host.run("podman", "wait", "live").stdout == "0\n"
-        assert mounts(host, journey) == {}
+        assert mounts(host) == {}
+        host.run("podman", "stop", "--time=0", "live")
