@@ -113,6 +113,10 @@ class Cluster:
     def events(self, reason: str) -> list[str]:
         return [each["message"] for each in self.items("events", "--all-namespaces") if each["reason"] == reason]
 
+    def forget_events(self) -> None:
+        """Delete all events, which outlive what they are about: those of a test before this one tell nothing of it."""
+        self.node.kubectl("delete", "events", "--all", "--all-namespaces")
+
     def buckets(self) -> str:
         """Return the S3 server's list."""
         return s3.get(self.node)

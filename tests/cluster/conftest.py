@@ -115,7 +115,8 @@ def buckets_for_claims(node_of_session: ClusterNode) -> Iterator[None]:
 
 @pytest.fixture
 def cluster(node: ClusterNode) -> Iterator[Cluster]:
-    """The cluster of the node. After each test, nothing may be left in it of volumes for claims."""
+    """The cluster of the node, without events. After each test, nothing may be left in it of volumes for claims."""
     result = Cluster(node)
+    result.forget_events()
     yield result
     result.wait_until(result.is_clean)

@@ -83,6 +83,7 @@ def trusting(node: ClusterNode) -> Iterator[None]:
 @pytest.fixture
 def cluster(node: ClusterNode) -> Iterator[Cluster]:
     result = Cluster(node)
+    result.forget_events()
     yield result
     result.wait_until(lambda: is_clean(result))
     assert list(node.seen(DIRECTORY).iterdir()) == []
