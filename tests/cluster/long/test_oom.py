@@ -29,7 +29,7 @@ containerd may call either `Error`: with cgroup v1, it hears of the memory and o
 LIMIT = "48Mi"
 # A file in memory counts for the container that writes it, and its /dev/shm takes 64 MiB. The kernel frees none of that
 # when it kills a process, so it kills all of them.
-_USE_MEMORY = "dd if=/dev/zero of=/dev/shm/file bs=64k"
+USE_MEMORY = "dd if=/dev/zero of=/dev/shm/file bs=64k"
 
 
 @pytest.mark.parametrize("name", ["sshfs", "eager"])
@@ -40,7 +40,7 @@ def test_the_memory_of_a_fuse_container_is_used_up(node: ClusterNode, figure: Fi
     with applied(node, objects) as pod:
         pod.wait_until_ready()
         watched = Watched(pod)
-        pod.execute("sh", "-c", _USE_MEMORY, container=sidecar["name"], check=False)
+        pod.execute("sh", "-c", USE_MEMORY, container=sidecar["name"], check=False)
         killed = time.monotonic()
         pod.wait_until_restarted(sidecar["name"], 1)
         ended = pod.status(sidecar["name"])["lastState"]["terminated"]

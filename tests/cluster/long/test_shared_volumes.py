@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from tests.cluster import driver, installed_controller, shared_volumes
+from tests.cluster.long.test_oom import ENDED, LIMIT, USE_MEMORY
 from tests.cluster.long.writers import Watched, use_all_the_time
 from tests.cluster.pods import Pod
 from tests.cluster.shared_volumes import (
@@ -42,6 +43,8 @@ STARTS, AT_ONCE = int(os.environ.get("FUSERMOUNT3PROXY_TEST_STARTS", "100")), 10
 """How many containers start on a shared volume, and how many of them wait for one new mount pod."""
 BORROWERS = 20
 """Pods that use one mount pod while the driver ends, and the node."""
+SANDBOXES = "/run/containerd/io.containerd.grpc.v1.cri/sandboxes"
+"""Where containerd has what the containers of a pod share, such as /dev/shm."""
 READS = "read -r m < /data/first && [ $m = first ]"
 REBOOTED = 600
 """Seconds in which all of them have come back on a busy machine."""
@@ -110,6 +113,37 @@ def test_a_mount_pod_is_evicted(node: ClusterNode, figure: Figure) -> None:
         figure("turns that failed meanwhile", failed)
         assert watched.goes_on().failed == failed
         assert pod.status("app")["restartCount"] == 0
+
+
+def test_the_memory_of_a_mount_pod_is_used_up(node: ClusterNode, figure: Figure) -> None:
+    """kubelet starts its program again, and containers read again."""
+    memory = {"memory": LIMIT, "cpu": "10m"}
+    tight = shared_volumes.template("tight", resources={"requests": memory, "limits": {"memory": LIMIT}})
+    with with_template(node, tight), used(node, reader("reads", "tight")) as (pod,):
+        watched = Watched(pod)
+        (mount_pod,) = wait_for(node, 1)
+        program = Pod(node, name_of(mount_pod), MOUNTS)
+        program.execute("sh", "-c", USE_MEMORY, container="fuse", check=False)
+        killed = time.monotonic()
+        ended = shared_volumes.wait_until(lambda: how_it_ended(program), program.description, 60)
+        # What a program has had in its own memory went with it; the file is in that of the pod, which is as limited.
+        (file,) = node.seen(SANDBOXES).glob("*/shm/file")
+        file.unlink()
+        program.wait_until_restarted("fuse", 1, 120)
+        figure("the program ended with", f"{ended['reason']}, status {ended['exitCode']}")
+        assert ended["exitCode"] in ENDED
+        failed = watched.recovers()
+        figure("seconds until the volume worked again", round(time.monotonic() - killed))
+        figure("turns that failed meanwhile", failed)
+        assert watched.goes_on().failed == failed
+        assert pod.status("app")["restartCount"] == 0
+
+
+def how_it_ended(program: Pod) -> Object | None:
+    """Return what is said of the end of the program, as soon as it has ended."""
+    status = program.status("fuse")
+    states = (status["state"], status["lastState"])
+    return next((each["terminated"] for each in states if "terminated" in each), None)
 
 
 def test_a_template_is_replaced_under_a_pod_that_reads(node: ClusterNode, figure: Figure) -> None:
