@@ -190,10 +190,7 @@ def existing(pod: Mapping[str, Any]) -> Existing | None:
 
 def node_of(pod: Mapping[str, Any]) -> str:
     """Return the node on which a pod has to run that `manifest` returns; empty, if the pod is none."""
-    if existing(pod) is None:
-        return ""
-    required = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    return str(required["nodeSelectorTerms"][0]["matchFields"][0]["values"][0])
+    return rendering.node_of(pod["spec"]) if existing(pod) else ""
 
 
 def _phase(pod: Mapping[str, Any]) -> tuple[Phase, str]:

@@ -147,6 +147,12 @@ def on_node(spec: Manifest, node: str) -> Manifest:
     return result
 
 
+def node_of(spec: Mapping[str, Any]) -> str:
+    """Return the node on which a pod has to run, by the spec that `on_node` has returned for it."""
+    required = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    return str(required["nodeSelectorTerms"][0]["matchFields"][0]["values"][0])
+
+
 def run(
     template: str, pod: Mapping[str, Any], variables: Mapping[str, Variable], parameters: Mapping[str, str]
 ) -> Manifest:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import pytest
 
@@ -90,10 +90,8 @@ def machine_for(machines: Machines) -> Iterator[MachineFor]:
     used: list[Machine] = []
 
     def machine_for(caller: Caller, devices: tuple[str, ...], *, user_allow_other: bool = False) -> Machine:
-        try:
+        with or_not_run():
             used.append(machines.get(caller, devices, user_allow_other=user_allow_other))
-        except NotReachable as error:
-            not_run(str(error))
         return used[-1]
 
     yield machine_for
@@ -106,11 +104,20 @@ def machine_for(machines: Machines) -> Iterator[MachineFor]:
             pytest.fail(f"left behind: {left}")
 
 
-def not_run(reason: str) -> None:
+def not_run(reason: str) -> NoReturn:
     """Skip the test as not run. In CI every test must run, so there it fails."""
     if os.environ.get("CI") == "true":
         pytest.fail(f"not run: {reason}")
     pytest.skip(f"not run: {reason}")
+
+
+@contextlib.contextmanager
+def or_not_run() -> Iterator[None]:
+    """If a download fails in the block, the test is not run, which in CI is a failure."""
+    try:
+        yield
+    except NotReachable as error:
+        not_run(str(error))
 
 
 @pytest.fixture(scope="session")

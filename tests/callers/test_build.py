@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from tests.callers.build import NotReachable, downloading
-from tests.callers.conftest import not_run
+from tests.callers.conftest import not_run, or_not_run
 from tests.lab.commands import run
 
 
@@ -33,3 +33,5 @@ def test_what_is_not_run_fails_in_ci_only(
     monkeypatch.setenv("CI", ci)
     with pytest.raises(outcome, match="not run: crates: no route"):
         not_run("crates: no route")
+    with pytest.raises(outcome, match="not run: crates: no route"), or_not_run():
+        raise NotReachable("crates: no route")

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.callers.build import NotReachable
-from tests.callers.conftest import not_run
+from tests.callers.conftest import or_not_run
 from tests.cluster import binaries, claimed_volumes, driver, images, server
 from tests.cluster.claimed_volumes import Cluster
 from tests.cluster.left import left
@@ -43,12 +42,10 @@ def node_of_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluste
     """A node with the driver and an SSH server."""
     assert PROXY.exists(), f"{PROXY} is missing: run 'make static'"
     release = binaries.RELEASES[os.environ.get("FUSERMOUNT3PROXY_TEST_KUBERNETES") or binaries.USUAL]
-    try:
+    with or_not_run():
         binaries.kubernetes(release)
         images.driver_images()
         images.others()
-    except NotReachable as error:
-        not_run(str(error))
     with begun(tmp_path_factory.mktemp("cluster") / "node", release) as node:
         yield node
 
@@ -106,11 +103,8 @@ def without_driver(node_of_session: ClusterNode) -> Iterator[ClusterNode]:
 @pytest.fixture(scope="module")
 def buckets_for_claims(node_of_session: ClusterNode) -> Iterator[None]:
     """What `claimed_volumes.installed` has."""
-    try:
-        with claimed_volumes.installed(node_of_session):
-            yield
-    except NotReachable as error:
-        not_run(str(error))
+    with or_not_run(), claimed_volumes.installed(node_of_session):
+        yield
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.callers.build import NotReachable
-from tests.callers.conftest import not_run
+from tests.callers.conftest import or_not_run
 from tests.cluster import buckets, configuration, driver, server
 from tests.cluster.pods import applied
 from tests.kubernetes.objects import EXAMPLES, the
@@ -57,12 +56,10 @@ def stores(node_of_session: ClusterNode) -> Iterator[None]:
     """Programs that mount buckets, servers that have the buckets, and what the examples tell users to create."""
     node = node_of_session
     with contextlib.ExitStack() as stack:
-        try:
+        with or_not_run():
             buckets.load(node)
             stack.enter_context(buckets.moto(node))
             stack.enter_context(buckets.fake_gcs(node))
-        except NotReachable as error:
-            not_run(str(error))
         for words in (["secret", "generic", "s3"], ["serviceaccount", "bucket-reader"]):
             node.kubectl("create", *words, *(buckets.KEYS if words[0] == "secret" else []))
             stack.callback(node.kubectl, "delete", words[0], words[-1])

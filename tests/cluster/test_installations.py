@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from tests.callers.build import NotReachable, compilers, copy_out, downloading, recipe_of
-from tests.callers.conftest import not_run
+from tests.callers.build import compilers, copy_out, downloading, recipe_of
+from tests.callers.conftest import or_not_run
 from tests.cluster import driver, first_pod, images
 from tests.cluster.commands import execute
 from tests.cluster.pods import applied, wait_until_it_says
@@ -56,10 +56,8 @@ def definitions() -> Path:
 @pytest.fixture
 def operator(without_driver: ClusterNode) -> Iterator[None]:
     """The cluster knows PodMonitors and PrometheusRules, as with the Prometheus Operator."""
-    try:
+    with or_not_run():
         files = f"--filename={definitions()}"
-    except NotReachable as error:
-        not_run(str(error))
     without_driver.kubectl("create", files)
     yield
     without_driver.kubectl("delete", files)

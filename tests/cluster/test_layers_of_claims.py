@@ -11,8 +11,8 @@ import pytest
 
 from fusermount3_controller.pod_volumes import PLURAL, STAGE_LABEL, VOLUME_LABEL
 from tests.callers import s3
-from tests.callers.build import NotReachable, image_tag
-from tests.callers.conftest import not_run
+from tests.callers.build import image_tag
+from tests.callers.conftest import or_not_run
 from tests.callers.images import BOOKWORM
 from tests.cluster import images
 from tests.cluster.claimed_volumes import Cluster, claim, claim_spec, storage_class, user
@@ -50,10 +50,8 @@ def encrypting(node_of_session: ClusterNode) -> Iterator[None]:
         storage_class("encrypted", parameters={"volumeTemplate": "gocryptfs"}),
         storage_class("twice", parameters={"volumeTemplate": "gocryptfs", "claim": "inner"}),
     ]
-    try:
+    with or_not_run():
         image = image_tag(BOOKWORM)
-    except NotReachable as error:
-        not_run(str(error))
     images.load_one(node, "docker.io/example/gocryptfs:1.0", images.with_proxy(image, {}))
     passphrase = ["generic", "gocryptfs", "--from-literal=passphrase=secret"]
     node.kubectl("--namespace", MOUNTS, "create", "secret", *passphrase)

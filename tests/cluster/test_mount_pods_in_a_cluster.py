@@ -14,8 +14,7 @@ import pytest
 import yaml
 
 from fusermount3_controller.mount_pods import ATTACHMENTS
-from tests.callers.build import NotReachable
-from tests.callers.conftest import not_run
+from tests.callers.conftest import or_not_run
 from tests.cluster import binaries, configuration
 from tests.cluster.bare_controllers import MOUNTS, Controllers
 from tests.cluster.node import ClusterNode
@@ -97,10 +96,8 @@ def user(name: str, claim_name: str) -> Object:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    try:
+    with or_not_run():
         binaries.kubernetes()
-    except NotReachable as error:
-        not_run(str(error))
     directory = tmp_path_factory.mktemp("mount-pods")
     with ClusterNode(directory / "node") as node:
         controllers = Controllers(node, directory)

@@ -20,8 +20,8 @@ import pytest
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 
 from fusermount3_broker.injection import deviceplugin_pb2 as api
-from tests.callers.build import NotReachable, compile_in, compilers, copy_out, downloading
-from tests.callers.conftest import not_run
+from tests.callers.build import compile_in, compilers, copy_out, downloading
+from tests.callers.conftest import or_not_run
 from tests.csi.protos import described
 from tests.e2e.conftest import wait_until
 from tests.e2e.documented import known_to_engines
@@ -245,10 +245,8 @@ def official_proto() -> Path:
 
 
 def test_names_and_numbers_are_those_of_the_official_api() -> None:
-    try:
+    with or_not_run():
         directory = official_proto()
-    except NotReachable as error:
-        not_run(str(error))
     official = described(directory, "api.proto")
     ours = FileDescriptorProto.FromString(api.DESCRIPTOR.serialized_pb)
 

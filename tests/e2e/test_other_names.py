@@ -17,7 +17,7 @@ from fusermount3_proxy import wire
 from fusermount3_proxy.wire import CommitRequest, Reply, VolumeRequest
 from tests.callers import build
 from tests.callers import images as callers_images
-from tests.callers.conftest import not_run
+from tests.callers.conftest import or_not_run
 from tests.e2e.conftest import has_ended_all, wait_until
 from tests.e2e.documented import block
 from tests.e2e.hostile import in_private_namespace
@@ -182,10 +182,8 @@ def test_a_genuine_helper_stays_where_it_may_mount_by_itself(broker: Broker) -> 
 def test_libfuse_from_3_18_on_opens_another_device(broker: Broker, suite: str) -> None:
     """`run` sets FUSE_KERN_DEVICE for a user who can't have a /dev/fuse; libfuse 3.17 of trixie ignores it."""
     recipe = {"trixie": callers_images.TRIXIE, "sid": callers_images.SID}[suite]
-    try:
+    with or_not_run():
         tag, programs = build.image_tag(recipe), build.libfuse_programs(recipe, ("fuse3",))
-    except build.NotReachable as error:
-        not_run(str(error))
     with untouched(broker, tag, USER, [Volume(programs, "/callers")]) as container:
         serve = ["/callers/whoamifs-fuse3", "-f", MOUNTPOINT]
         if suite == "trixie":
@@ -396,10 +394,8 @@ def test_a_program_serves_a_volume_of_a_fake_broker(user: str | None, words: lis
 
 @pytest.mark.parametrize("library", ["gofuse", "jacobsa"])
 def test_a_program_in_go_serves_a_volume_of_a_fake_broker(library: str, volume: Path) -> None:
-    try:
+    with or_not_run():
         programs = build.go_programs()
-    except build.NotReachable as error:
-        not_run(str(error))
     with starter_in(image_tag(BUSYBOX), volume, USER, [Volume(programs, "/callers")]) as container:
         program = container.start([STARTER, f"/callers/{library}", "{}"])
 

@@ -14,7 +14,7 @@ import pytest
 
 from fusermount3_proxy import FUSERMOUNT_VERSION, __version__
 from tests.callers import build
-from tests.callers.conftest import not_run
+from tests.callers.conftest import or_not_run
 from tests.e2e.caller import call, call_in
 from tests.e2e.conftest import containers, wait_until
 from tests.e2e.hostile import fuse_mounts, in_private_namespace
@@ -260,10 +260,8 @@ def test_the_socket_is_found_where_the_environment_says(broker: Broker) -> None:
 
 def test_the_socket_is_found_by_a_helper_that_has_no_environment(broker: Broker) -> None:
     """go-fuse passes no environment to its helper: the variable is in the environment of the FUSE program."""
-    try:
+    with or_not_run():
         programs = build.go_programs()
-    except build.NotReachable as error:
-        not_run(str(error))
     with container_elsewhere(broker, Volume(programs, "/callers")) as container:
         mountpoint = "/home/user/mnt"
         program = container.start(["/callers/gofuse", mountpoint], env={VARIABLE: "/srv/broker/broker.sock"})

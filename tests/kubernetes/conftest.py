@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.callers.build import NotReachable
-from tests.callers.conftest import not_run
+from tests.callers.conftest import or_not_run
 from tests.kubernetes import programs
 
 if TYPE_CHECKING:
@@ -17,11 +16,8 @@ if TYPE_CHECKING:
 
 
 def built(make: Callable[[], Path]) -> Path:
-    try:
+    with or_not_run():
         return make()
-    except NotReachable as error:
-        not_run(str(error))
-        raise
 
 
 @pytest.fixture(scope="session")

@@ -23,8 +23,7 @@ import yaml
 from fusermount3_controller import election
 from fusermount3_controller.mount_pods import ATTACHMENTS
 from fusermount3_controller.serving_certificates import AUTHORITIES, CERTIFICATE
-from tests.callers.build import NotReachable
-from tests.callers.conftest import not_run
+from tests.callers.conftest import or_not_run
 from tests.cluster import binaries, configuration
 from tests.cluster.api import Api
 from tests.cluster.bare_controllers import MOUNTS, NAME, PROGRAM, Controllers, exposition
@@ -77,10 +76,8 @@ _CONFIGURATIONS += ",validatingadmissionpolicies,validatingadmissionpolicybindin
 @pytest.fixture(scope="module")
 def controllers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controllers]:
     """Controllers that do not run yet, and a node that exists in their API server only."""
-    try:
+    with or_not_run():
         binaries.kubernetes()
-    except NotReachable as error:
-        not_run(str(error))
     directory = tmp_path_factory.mktemp("controller")
     with ClusterNode(directory / "node", machine=configuration.SIMULATED) as node:
         controllers = Controllers(node, directory)

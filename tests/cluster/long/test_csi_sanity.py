@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.callers.build import NotReachable
-from tests.callers.conftest import not_run
+from tests.callers.conftest import or_not_run
 from tests.cluster.images import SHELL
 from tests.cluster.pods import applied
 from tests.csi import build, sanity
@@ -59,10 +58,8 @@ def placed(path: str) -> str:
 
 
 def test_csi_sanity_finds_nothing_wrong_in_the_cluster(node: ClusterNode, figure: Figure) -> None:
-    try:
+    with or_not_run():
         program, proto = build.csi_sanity(), build.official_proto("v1.13.0")
-    except NotReachable as error:
-        not_run(str(error))
     with applied(node, [POD]) as pod, tempfile.TemporaryDirectory(dir=node.seen("/run")) as temporary:
         pod.wait_until_ready()
         uid = node.kubectl("get", "pod", pod.name, "--output=jsonpath={.metadata.uid}").stdout

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.callers.build import NotReachable
-from tests.callers.conftest import not_run
+from tests.callers.conftest import or_not_run
 from tests.cluster import binaries, driver
 from tests.cluster.conftest import begun, nothing_left
 from tests.cluster.long import writers
@@ -35,10 +34,8 @@ KINDS = sorted(writers.USES)
 @pytest.fixture(scope="module")
 def older_kubelet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterNode]:
     """A node of the newest release, as it is between the upgrades of its control plane and of its kubelet."""
-    try:
+    with or_not_run():
         binaries.kubernetes(binaries.NEWEST)
-    except NotReachable as error:
-        not_run(str(error))
     directory = tmp_path_factory.mktemp("newest") / "node"
     with begun(directory, binaries.NEWEST, kubelet=binaries.KUBERNETES) as node:
         yield node

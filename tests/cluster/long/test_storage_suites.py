@@ -13,8 +13,7 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
-from tests.callers.build import NotReachable
-from tests.callers.conftest import not_run
+from tests.callers.conftest import or_not_run
 from tests.cluster import binaries, driver, images, installed_controller, server
 from tests.cluster.shared_volumes import MOUNTS
 from tests.kubernetes.objects import PACKAGING, PROVISIONING
@@ -62,10 +61,8 @@ TIMEOUT = 3600
 @pytest.fixture
 def programs(node: ClusterNode) -> Iterator[Path]:
     """The programs of the suites, and a node that has their images, the controller, both templates and a class."""
-    try:
+    with or_not_run():
         found = binaries.storage_suites()
-    except NotReachable as error:
-        not_run(str(error))
     for name in SHELLS:
         images.name_also(node, images.SHELL, name)
     lines = f"FROM {image_tag(BUSYBOX)}\nCOPY agnhost /\nENTRYPOINT {json.dumps(_ENTRYPOINT)}\n"
@@ -104,5 +101,5 @@ def test_the_kubernetes_projects_suites_of_storage(
     failed = [each.attrib["name"] for each in cases if each.attrib["status"] in ("failed", "timedout", "panicked")]
     passed = [each.attrib["name"] for each in cases if each.attrib["status"] == "passed"]
     figure("passed", len(passed))
-    assert not failed and said.returncode == 0, f"{failed}\n{said.stdout[-20000:]}"
+    assert passed and not failed and said.returncode == 0, f"{failed}\n{said.stdout[-20000:]}"
     assert server.execute(node, "ls volumes") == ""

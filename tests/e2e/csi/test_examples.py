@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.callers.build import NotReachable
 from tests.callers.build import image_tag as downloaded
-from tests.callers.conftest import not_run
+from tests.callers.conftest import or_not_run
 from tests.callers.images import BOOKWORM
 from tests.callers.s3 import s3_for
 from tests.e2e.conftest import wait_until
@@ -39,10 +38,8 @@ ACCOUNT = {"AWS_ACCESS_KEY_ID": b"somebody", "AWS_SECRET_ACCESS_KEY": b"secret"}
 @pytest.fixture(scope="module")
 def example_images() -> Images:
     """The replacements for the images of the examples: Debian's programs, and the proxy under its names."""
-    try:
+    with or_not_run():
         debian = downloaded(BOOKWORM)
-    except NotReachable as error:
-        not_run(str(error))
     helpers = pods.clients(PROXY)
     return {
         "busybox:1.37": Image(image_tag(BUSYBOX)),

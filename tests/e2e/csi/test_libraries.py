@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.callers.build import NotReachable, go_programs, rust_programs
-from tests.callers.conftest import not_run
+from tests.callers.build import go_programs, rust_programs
+from tests.callers.conftest import or_not_run
 from tests.e2e.csi.pods import OWN_MOUNTPOINT, consumer, pod, read, starter
 from tests.lab.kubelet import Kubelet
 from tests.lab.podman import Volume
@@ -31,10 +31,8 @@ PROGRAMS = {
 
 @pytest.mark.parametrize(("program", "build"), PROGRAMS.items(), ids=PROGRAMS.keys())
 def test_a_program(kubelet: Kubelet, program: str, build: Callable[[], Path]) -> None:
-    try:
+    with or_not_run():
         directory = build()
-    except NotReachable as error:
-        not_run(str(error))
     own = kubelet.images["starter"]
     images = {**kubelet.images, "starter": replace(own, volumes=[*own.volumes, Volume(directory, "/programs")])}
     serving = starter(f"exec /programs/{program} {OWN_MOUNTPOINT}", sidecar=True)

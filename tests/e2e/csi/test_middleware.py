@@ -18,9 +18,8 @@ import pytest
 import yaml
 
 from fusermount3_broker.messages.sharing_key import sharing_key
-from tests.callers.build import NotReachable
 from tests.callers.build import image_tag as downloaded
-from tests.callers.conftest import not_run
+from tests.callers.conftest import or_not_run
 from tests.callers.images import BOOKWORM
 from tests.e2e.conftest import wait_until
 from tests.e2e.csi.pods import DATA, DRIVER, SOCKETS, VOLUME, clients, consumer, kill, starter
@@ -54,10 +53,8 @@ PATIENCE = 60
 
 @pytest.fixture
 def kubelet(run_cluster: RunCluster) -> Kubelet:
-    try:
+    with or_not_run():
         debian = downloaded(BOOKWORM)
-    except NotReachable as error:
-        not_run(str(error))
     kubelet = run_cluster("dead_mounts_seconds = 2\n[deadlines]\noperation = 3").kubelet
     kubelet.binds_as_containerd = True
     helpers = clients(PROXY)

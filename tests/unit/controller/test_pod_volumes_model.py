@@ -31,6 +31,7 @@ from fusermount3_controller.pod_volume_steps import (
     Wait,
     next_step,
 )
+from fusermount3_controller.rendering import node_of
 from tests.unit.controller.cluster import NOW
 from tests.unit.controller.volumes import claim, known, manifest_of
 
@@ -185,7 +186,7 @@ class Model(RuleBasedStateMachine):
             self.created += stage_of(pod) == "volumeCreation"
             self.deletions += stage_of(pod) == "volumeDeletion"
             if stage_of(pod) == "volumeUnstaging":
-                assert node_of(pod) not in self.mounted, "a pod unstages what a mount pod serves"
+                assert node_of(pod["spec"]) not in self.mounted, "a pod unstages what a mount pod serves"
             if stage_of(pod) == "volumeDeletion":
                 assert not self.left, "a volume is deleted that is not unstaged"
 
@@ -194,7 +195,7 @@ class Model(RuleBasedStateMachine):
         if phase == "Succeeded":
             self.deleted += stage_of(pod) == "volumeDeletion"
             if stage_of(pod) == "volumeUnstaging":
-                self.left.discard(node_of(pod))
+                self.left.discard(node_of(pod["spec"]))
 
     @rule(index=st.integers(0, 3), ends=st.sampled_from(["runs", "succeeds", "fails", "vanishes"]))
     def kubelet(self, index: int, ends: str) -> None:
@@ -261,7 +262,7 @@ class Model(RuleBasedStateMachine):
     def mount_pod_comes(self, node: str) -> None:
         if self.attached.get(node):
             busy = [each for each in self.pods.values() if each["status"].get("began") and not is_due(each)]
-            assert not [each for each in busy if stage_of(each) == "volumeUnstaging" and node_of(each) == node]
+            assert not [each for each in busy if stage_of(each) == "volumeUnstaging" and node_of(each["spec"]) == node]
             self.mounted.add(node)
             self.left |= {node} if self.unstages else set()
 
@@ -293,7 +294,7 @@ class Model(RuleBasedStateMachine):
             self.mounted.discard(node)
             self.attached.pop(node, None)
             for pod in list(self.pods.values()):
-                if stage_of(pod) == "volumeUnstaging" and node_of(pod) == node:
+                if stage_of(pod) == "volumeUnstaging" and node_of(pod["spec"]) == node:
                     self.vanish(pod["metadata"]["name"])
 
     @rule(seconds=st.sampled_from([1, 5, 400]))
@@ -348,11 +349,6 @@ def pod_template() -> Manifest:
 
 def stage_of(pod: Manifest) -> Any:
     return pod["metadata"]["labels"][pod_volumes.STAGE_LABEL]
-
-
-def node_of(pod: Manifest) -> str:
-    required = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    return str(required["nodeSelectorTerms"][0]["matchFields"][0]["values"][0])
 
 
 def is_due(pod: Manifest) -> bool:

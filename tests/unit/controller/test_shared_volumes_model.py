@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from fusermount3_controller import mount_pods
 from fusermount3_controller.mount_pod_steps import CreatePod, DeleteAttachment, DeletePod, SetStatus, steps
 from fusermount3_controller.mount_pods import Phase, existing, moment
+from fusermount3_controller.rendering import node_of
 from fusermount3_controller.wanted_mount_pods import wanted
 from tests.unit.controller.cluster import NOW, at, known, user
 
@@ -129,16 +130,11 @@ class Model:
 
     def key_of(self, mount: Existing) -> tuple[str, str]:
         pod = self.now.pods[mount.name]
-        return self.node_of(pod), pod["spec"]["volumes"][-1]["csi"]["volumeAttributes"]["share"]
-
-    @staticmethod
-    def node_of(pod: Manifest) -> str:
-        (affinity,) = pod["spec"]["affinity"]["nodeAffinity"].values()
-        return str(affinity["nodeSelectorTerms"][0]["matchFields"][0]["values"][0])
+        return node_of(pod["spec"]), pod["spec"]["volumes"][-1]["csi"]["volumeAttributes"]["share"]
 
     def place_of(self, pod: Manifest) -> str:
         """Return the node of a user or a mount pod."""
-        return str(pod["spec"].get("nodeName") or self.node_of(pod))
+        return str(pod["spec"].get("nodeName") or node_of(pod["spec"]))
 
     # kubelet and the node plugin
 
@@ -196,7 +192,7 @@ class Model:
             if self.now.pods[mount.name]["metadata"]["ownerReferences"][0]["uid"] not in owners:
                 self.end(mount.name)
         for mount in list(self.mounts()):
-            if self.node_of(self.now.pods[mount.name]) in self.dead:
+            if node_of(self.now.pods[mount.name]["spec"]) in self.dead:
                 continue
             if mount.phase is Phase.PENDING:
                 self.serve(mount)
@@ -363,7 +359,7 @@ class SharedVolumes(RuleBasedStateMachine):
         if not live:
             return
         mount = live[index % len(live)]
-        if self.model.node_of(self.model.now.pods[mount.name]) in self.model.dead and event != "delete":
+        if node_of(self.model.now.pods[mount.name]["spec"]) in self.model.dead and event != "delete":
             return
         if event == "serve" and mount.phase is Phase.PENDING:
             self.model.serve(mount)
