@@ -75,7 +75,7 @@ def look_again(front: OwnedFront, volume: Volume, former: bytes = b"", device: i
     """Have the pod's containers restored once more; `device` instead of that of the topmost filesystem."""
     there = topmost(volume)
     target = volume.relative(volume.target)
-    start = mounter.StartRestore(PATIENCE, target, device or there, inode_of(there), 0, former)
+    start = mounter.StartRestore(PATIENCE, target, device or there, inode_of(there), 0, former, eager=False)
     conversation = front.begin(start)
     said = conversation.hear()
     assert said == (mounter.Restored() if device in (None, there) else mounter.Failed(errno.ENOENT, b"open the target"))
@@ -348,7 +348,7 @@ def test_paths_that_lead_elsewhere_are_refused(tmp_path: Path) -> None:
     def body(front: OwnedFront, _volume: Volume) -> None:
         said = front.begin(mounter.StartTombstone(PATIENCE, b"pods/../x", 7)).hear()
         assert said == mounter.Failed(errno.EPERM, b"check the volume")
-        said = front.begin(mounter.StartRestore(PATIENCE, b"pods/../x", 7, 1, 0, b"")).hear()
+        said = front.begin(mounter.StartRestore(PATIENCE, b"pods/../x", 7, 1, 0, b"", eager=False)).hear()
         assert said == mounter.Failed(errno.EPERM, b"check the volume")
 
     with_volume(tmp_path, body)
@@ -614,7 +614,7 @@ def test_what_is_copied_into_containers_is_the_mount_at_the_target(tmp_path: Pat
         os.chdir("/proc")
         opened = Descriptors(os.open(tmp_path / "kubelet", os.O_PATH))
         with volume_targets.Target(opened, volume.relative(volume.target)) as target:
-            mount, tombstone_below = target.served(topmost(volume), PATIENCE)
+            mount, tombstone_below, _ = target.served(topmost(volume), PATIENCE)
         there = os.open(volume.target, os.O_PATH)
         assert mount_tree.look(mount).mount_id == mount_tree.look(there).mount_id
         assert tombstone_below is not None

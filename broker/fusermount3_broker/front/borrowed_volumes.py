@@ -281,7 +281,7 @@ class Borrowing:
         """
         borrowed = replace(mount, volume=borrower.target, mountpoint=b"")
         start = StartBorrow(
-            seconds=self._operations.seconds,
+            seconds=self._operations.publish_seconds,
             source=source.target,
             device=mount.device,
             connection=mount.connection,
@@ -295,7 +295,7 @@ class Borrowing:
         self._front.borrowed[borrower.target] = has.connection if has else 0
         self._volumes.note_taken(borrower.target)
         if said.device == mount.device and (said.new or start.former):
-            self._restored_containers.look_at(borrowed, borrower.pod)
+            self._restored_containers.look_at(borrowed, borrower)
         return said.new
 
     def forget(self, target: bytes) -> None:

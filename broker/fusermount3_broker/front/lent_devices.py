@@ -152,7 +152,7 @@ class Lending:
             raise Refusal(ENOENT, b"")
         if offer.said.read_only and not borrower.read_only:
             raise Refusal(EROFS, b"its mount pod offers the device for reading only, and the volume is not readOnly")
-        start = StartLend(self._operations.seconds, offer.source.target, borrower.target, borrower.read_only)
+        start = StartLend(self._operations.publish_seconds, offer.source.target, borrower.target, borrower.read_only)
         node = os.dup(offer.node)  # the offer may end meanwhile
         self._promised[offer.source.target] += 1
         try:

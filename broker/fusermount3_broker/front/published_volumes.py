@@ -287,7 +287,7 @@ class Publications:
         """
         known = self._served.get(volume.target)
         start = StartPublish(
-            seconds=self._operations.seconds,
+            seconds=self._operations.publish_seconds,
             target=volume.target,
             directory=volume.directory,
             name=volume.name,
@@ -370,7 +370,8 @@ class Publications:
         volume = publication.volume
         id = secrets.token_hex(4)
         plan = policy.decide_eager_mount(id.encode(), volume)
-        start = StartEager(self._operations.seconds, volume.target, volume.group, former(self._front, volume.target))
+        seconds, before = self._operations.publish_seconds, former(self._front, volume.target)
+        start = StartEager(seconds, volume.target, volume.group, before)
         async with self._operations.begin(b"mount failed", volume, start) as operation:
             operation.say(plan)
             mount = self._record(volume, id, plan, await operation.expect(Made))
@@ -399,12 +400,23 @@ class Publications:
         return device
 
     async def _mount_eagerly(self, publication: Publication) -> None:
+        """Have a filesystem mounted, and keep it for a FUSE program; unless a program has one already. Raises Refusal.
+
+        It has if it took one, and the last front ended before noting that. What no program took is about to be taken
+        away by a child of the last front: kubelet asks again.
+        """
+        target = publication.volume.target
         try:
             publication.hold(await self.mount_now(publication))
         except Refusal as refusal:
-            if refusal.errno != EBUSY:  # EBUSY: a FUSE program took it, and the last front ended before noting that
+            if refusal.errno != EBUSY or self._awaits_program(target):
                 raise
-            self._volumes.note_taken(publication.volume.target)
+            self._volumes.note_taken(target)
+
+    def _awaits_program(self, target: bytes) -> bool:
+        """Return whether the newest filesystem at that target was mounted for a FUSE program that has not come."""
+        mounts = self._front.registry.mounts_of(target)
+        return bool(mounts) and mounts[0].awaits_program
 
     def _record(self, volume: Volume, id: str, plan: MountPlan, made: Made) -> Mount:
         device = Device(made.device)

@@ -1,5 +1,8 @@
 """Containers that still have a former filesystem of a volume, or the tombstone, after the next one has been mounted.
 
+Of an eager volume, also those that have the placeholder. Its containers start when its filesystem is mounted, and need
+no propagation; but one may start when a FUSE program has unmounted it, and before the next one has mounted.
+
 The mounter replaces these when it mounts (`mounter.volume_consumers`). It may not reach a container that is just being
 started, and has no further chance if it is killed. So children of the mounter look again a few times.
 
@@ -13,7 +16,7 @@ from contextlib import suppress
 
 from fusermount3_broker.front.context import Front
 from fusermount3_broker.front.decisions.limits import AccountName
-from fusermount3_broker.front.model import Mount
+from fusermount3_broker.front.model import Mount, Volume
 from fusermount3_broker.front.mounter_client import MounterFailed, OperationEnded, OperationFailed, OperationRefused
 from fusermount3_broker.front.slots import Slots
 from fusermount3_broker.messages.mounter import Restored, StartRestore
@@ -37,11 +40,11 @@ class RestoredContainers:
         self._slots = Slots(_AT_ONCE, 1)
         self._looking: dict[bytes, asyncio.Task[None]] = {}
 
-    def look_at(self, mount: Mount, pod: str) -> None:
-        """Look a few times at the containers of the pod with that UID that may have the volume of this mount, as long
-        as it is the newest."""
+    def look_at(self, mount: Mount, volume: Volume) -> None:
+        """Look a few times at the containers of the volume's pod that may have the volume, as long as this mount is the
+        newest."""
         self.forget(mount.volume)
-        task = asyncio.create_task(self._look(mount, AccountName(f"pod {pod}")))
+        task = asyncio.create_task(self._look(mount, volume))
         self._looking[mount.volume] = task
         task.add_done_callback(lambda _: self._is_over(mount.volume, task))
 
@@ -61,17 +64,18 @@ class RestoredContainers:
         if not task.cancelled() and (error := task.exception()):
             self._front.log(log.ERROR, f"internal error: {error!r}")
 
-    async def _look(self, mount: Mount, account: AccountName) -> None:
+    async def _look(self, mount: Mount, volume: Volume) -> None:
         for pause in PAUSES:
             await asyncio.sleep(pause)
             now = self._front.registry.find(mount.device)
             if now is None or now.connection != mount.connection or self._front.states.is_dead(mount.connection):
                 return
             with suppress(TimeoutError, MounterFailed, OperationFailed, OperationRefused, OperationEnded):
-                await self._restore(mount, account)
+                await self._restore(mount, volume)
 
-    async def _restore(self, mount: Mount, account: AccountName) -> None:
+    async def _restore(self, mount: Mount, volume: Volume) -> None:
         """Have a child look at the containers. Raises TimeoutError, MounterFailed and as `Operation.hear`."""
+        account = AccountName(f"pod {volume.pod}")
         start = StartRestore(
             seconds=self._front.configuration.deadlines.operation,
             target=mount.volume,
@@ -79,6 +83,7 @@ class RestoredContainers:
             connection=mount.connection,
             but=mount.namespace if mount.mountpoint else 0,
             former=former(self._front, mount.volume, mount),
+            eager=volume.eager,
         )
         await self._slots.take(account, _PATIENCE)
         try:

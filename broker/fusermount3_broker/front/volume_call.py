@@ -104,7 +104,7 @@ class VolumeCall(Call):
             if self._lent and not self._publication.take_back():
                 self._front.serving.suspect(self._lent.mount, time.monotonic() + MOMENT)
         if self._mounted:
-            self._publications.restored_containers.look_at(self._mounted, self._volume.pod)
+            self._publications.restored_containers.look_at(self._mounted, self._volume)
 
     async def _unmount(self, peer: Peer, request: UnmountRequest) -> Mount | None:
         mount = await super()._unmount(peer, request)
@@ -187,7 +187,7 @@ class OldCall(VolumeCall):
         else:
             mount = await self._mount_and_give(peer)
         self.decided(log.INFO, "mounted", device=mount.device, type=mount.type, source=mount.source)
-        self._publications.restored_containers.look_at(mount, self._volume.pod)
+        self._publications.restored_containers.look_at(mount, self._volume)
 
     def _write_down_as_callers(self, mount: Mount, peer: Peer) -> Mount:
         """Record the mount as the caller's, and return it so. Raises Refusal."""

@@ -141,8 +141,9 @@ class StartRestore(NamedTuple):
 
     Where a container of the pod has the tombstone, or a `former` filesystem of the volume as in
     `mounter.StartVolumeMount`, have the filesystem of `device` take its place, if that is at `target`; `connection` is
-    the inode of its connection. In the mount namespace `but`, if that is not 0, it takes the place of the tombstone
-    only. Answered by `Restored`.
+    the inode of its connection. If the volume is `eager`, also where a container sees the placeholder: it may have no
+    propagation. In the mount namespace `but`, if that is not 0, it takes the place of the tombstone only. Answered by
+    `Restored`.
     """
 
     seconds: Seconds
@@ -151,6 +152,7 @@ class StartRestore(NamedTuple):
     connection: int
     but: NamespaceInode
     former: bytes
+    eager: bool
 
 
 class Restored(NamedTuple):

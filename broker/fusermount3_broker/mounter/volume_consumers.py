@@ -4,7 +4,7 @@ A container that has the placeholder or the tombstone (`volume_targets`), with p
 the target does. A container started while a filesystem was mounted there has only that filesystem, which is dead now;
 one without propagation may have only the tombstone. So wherever a mount namespace of the pod still has one of these, a
 copy of the new mount replaces it; where it has a part of a former filesystem, a subPath, the same part of the new one
-does.
+does. Where a container of an eager volume sees the placeholder, which it should not, a later look replaces that.
 
 Which filesystems the volume had before is known from the front. None of them is asked anything.
 
@@ -48,10 +48,12 @@ _WITHIN = (
 
 class Former(NamedTuple):
     """The filesystems whose place another one takes in containers, as device numbers with the inodes of their
-    connections. In the mount namespace with the inode `but`, only that of the device `tombstone` is replaced."""
+    connections; and the device of the placeholder, if that is to be replaced, too. In the mount namespace with the
+    inode `but`, only that of the device `tombstone` is replaced."""
 
     connections: dict[int, int]
     tombstone: int | None = None
+    placeholder: int | None = None
     but: int = 0
 
     @classmethod
@@ -70,9 +72,15 @@ class Former(NamedTuple):
                     connections[each] = fuse_connections.inode_of(opened.fusectl, each)
         return cls(connections, attached.tombstone)
 
-    def has(self, device: int, namespace: int) -> bool:
-        """Return whether a filesystem with that number is replaced in the mount namespace with that inode."""
-        return device in self.connections and (namespace != self.but or device == self.tombstone)
+    def has(self, mount: Mount, namespace: int) -> bool:
+        """Return whether that mount may be replaced in the mount namespace with that inode."""
+        if namespace == self.but:
+            return mount.device == self.tombstone
+        return mount.device in self.connections or self.is_placeholder(mount)
+
+    def is_placeholder(self, mount: Mount) -> bool:
+        """Return whether the mount is the placeholder. If that is gone, another tmpfs may have its number."""
+        return mount.device == self.placeholder and volume_targets.is_placeholder(mount)
 
 
 def restore(opened: Descriptors, target: bytes, former: Former, mount: int, seconds: int, *, served: bool) -> None:
@@ -82,7 +90,7 @@ def restore(opened: Descriptors, target: bytes, former: Former, mount: int, seco
     be replaced as they are: such a container has to be restarted. Takes no longer than `seconds` for each mount
     namespace and part, unless a filesystem in the way hangs, and begins none after `_LONGEST`.
     """
-    if not (pod := pods.pod_of_target(target)) or not former.connections:
+    if not (pod := pods.pod_of_target(target)) or not (former.connections or former.placeholder):
         return
     give_up = time.monotonic() + _LONGEST
     for parts in (False, True) if served else (False,):  # parts wait for the FUSE program, so they come last
@@ -113,9 +121,11 @@ def look_again(opened: Descriptors, talk: Conversation, start: mounter.StartRest
     """Restore the volume whose filesystem has that device, if that is still at the target, and tell the front."""
     volume_targets.begin(opened, start.target)
     with talk.bounded("open the target"), Target(opened, start.target) as target:
-        mount, tombstone = target.served(start.device, talk.seconds)
+        mount, tombstone, placeholder = target.served(start.device, talk.seconds)
     if fuse_connections.is_connection(opened.fusectl, start.device, start.connection):
         former = Former.of(opened, Attached(tombstone=tombstone), start.former)._replace(but=start.but)
+        if start.eager:
+            former = former._replace(placeholder=placeholder)
         restore(opened, start.target, former, mount, talk.seconds, served=True)
     talk.say(mounter.Restored())
 
@@ -200,7 +210,7 @@ def _places(pid: int, namespace: int, former: Former, parts: bool) -> list[tuple
     return [
         (each.place, _Place(each.device, each.root))
         for each in mount_tree.table(pid)
-        if former.has(each.device, namespace) and (each.root != _WHOLE) == parts
+        if former.has(each, namespace) and (each.root != _WHOLE) == parts
     ]
 
 
@@ -235,7 +245,12 @@ def _replace(opened: Descriptors, former: Former, mount: Mount, entry: int, copy
 
     While `entry` is open, the filesystem exists, and no other has its number.
     """
-    if not fuse_connections.is_connection(opened.fusectl, mount.device, former.connections[mount.device]):
+    connection = former.connections.get(mount.device)
+    if connection is None:
+        is_former = former.is_placeholder(mount)
+    else:
+        is_former = fuse_connections.is_connection(opened.fusectl, mount.device, connection)
+    if not is_former:
         raise FileNotFoundError(errno.ENOENT, "another filesystem has that number")
     _attach(entry, copy, mount.flags.split(b","))
 

@@ -257,9 +257,9 @@ class Target:
                 raise FileNotFoundError(errno.ENOENT, "another filesystem is mounted at the volume")
             return private_copy(top)
 
-    def served(self, device: int, seconds: int) -> tuple[int, int | None]:
-        """Return a descriptor of the topmost mount, if it is of that device, and the device of the tombstone below it,
-        if there is one. Raises OSError; FileNotFoundError if it is not of that device.
+    def served(self, device: int, seconds: int) -> tuple[int, int | None, int]:
+        """Return a descriptor of the topmost mount, if it is of that device; the device of the tombstone below it, if
+        there is one; and that of the placeholder. Raises OSError; FileNotFoundError if it is not of that device.
 
         It is no detached copy, because before Linux 6.15 nobody could copy that.
         """
@@ -269,7 +269,7 @@ class Target:
             if not layers or layers[0].device != device:
                 raise FileNotFoundError(errno.ENOENT, "another filesystem is mounted at the volume")
             tombstone = tombstone_of(layers)
-            return os.dup(top), tombstone.device if tombstone else None
+            return os.dup(top), tombstone.device if tombstone else None, layers[-1].device
 
     def detach(self) -> None:
         """Detach all mounts at the target, if they are the broker's. Raises OSError; may block."""

@@ -85,6 +85,22 @@ def test_a_program_that_was_killed_comes_back_for_who_has_the_dead_mount(kubelet
             wait_for_content(running)
 
 
+def test_a_container_that_started_when_nothing_was_mounted_gets_the_next_filesystem(kubelet: Kubelet) -> None:
+    """It has no propagation. Here an administrator has unmounted the volume."""
+    command = f"mkdir /sockets/once || {WHEN_TOLD}{serve()}"
+    with kubelet.pod(pod([starter(command), consumer(propagation="None")], attributes=EAGER)) as running:
+        assert read(running) == "hello\n"
+        kill(running)
+        running.wait_until_restarted("starter", 1)
+        while any(mount.is_fuse for mount in kubelet.node.mounts(running.target())):
+            kubelet.node.run(["umount", "--lazy", running.target()])
+        kill(running, "consumer")
+        running.wait_until_restarted("consumer", 1)
+        assert running["consumer"].exec(["ls", "-A", DATA]).stdout == ""
+        tell(running)
+        wait_until(lambda: running["consumer"].exec(["cat", f"{DATA}/hello"], check=False).stdout == "hello\n")
+
+
 def wait_for_content(running: Pod, seconds: float = 20) -> None:
     """Wait until the consumer reads the program's content; until then it may only get ENOTCONN or ECONNABORTED."""
     give_up = time.monotonic() + seconds

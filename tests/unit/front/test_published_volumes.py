@@ -24,7 +24,7 @@ from fusermount3_broker.front.server import Server
 from fusermount3_broker.front.tables.volume_table import Volumes
 from fusermount3_broker.messages import mounter
 from fusermount3_broker.messages.refusal import Refusal
-from fusermount3_broker.service.channel import Channel
+from fusermount3_broker.service.channel import Channel, HungUp
 from tests.unit.fakes import full_disk, open_descriptors
 from tests.unit.fronts import FrontWithoutMounter
 from tests.unit.samples import VOLUME
@@ -49,6 +49,8 @@ class FakeMounter:
         self.failure: mounter.Failed | None = None
         self.silent: type | None = None
         """A child that is started with one of these records does not answer."""
+        self.stalled: asyncio.Event | None = None
+        """Until it is set, a child does not tell that it has attached a filesystem; the front waits only a moment."""
         self.slowly = asyncio.Event()
         """Until it is set, all children wait."""
         self.slowly.set()
@@ -68,7 +70,10 @@ class FakeMounter:
         child = asyncio.create_task(self._serve(start, Channel(theirs)))
         self._children.add(child)
         child.add_done_callback(self._children.discard)
-        return Operation(ours, start.seconds)
+        operation = Operation(ours, start.seconds)
+        if self.stalled:
+            operation.patience = 0.1
+        return operation
 
     async def _serve(self, start: Any, talk: Channel) -> None:
         with talk:
@@ -126,6 +131,13 @@ class FakeMounter:
         if isinstance(mounter.load(await talk.receive()), mounter.LetGo):
             self.let_go.append(start.target)
             talk.send(mounter.dump(mounter.HasLetGo()))
+            return
+        if self.stalled:
+            self.busy.add(start.target)
+            await self.stalled.wait()
+            with pytest.raises(HungUp):
+                await talk.receive()
+            self.busy.remove(start.target)
             return
         reading, writing = os.pipe()
         os.write(writing, b"FUSE_INIT")
@@ -617,6 +629,41 @@ def test_a_volume_that_ends_while_its_filesystem_is_lent_closes_it_afterwards(ru
     run(test)
 
 
+def test_what_a_slow_child_has_attached_is_gone_before_kubelet_asks_again(run: Run) -> None:
+    async def test(scene: Scene) -> None:
+        scene.mounter.stalled = asyncio.Event()
+        first = asyncio.create_task(scene.publications.publish(EAGER))
+        while not scene.mounter.busy:
+            await asyncio.sleep(0.01)
+        second = asyncio.create_task(scene.publications.publish(EAGER))
+        await asyncio.sleep(0.3)  # the front has given up waiting for the child
+        assert scene.mounter.targets(mounter.StartEager) == [EAGER.target]
+        scene.mounter.stalled.set()
+        assert (await scene.refused(first)).errno == errno.EIO
+        scene.mounter.stalled = None
+        await second
+        assert not scene.volumes.is_taken(EAGER.target)
+        assert scene.held().lend()
+        scene.held().take_back()
+
+    run(test)
+
+
+def test_what_a_child_of_a_killed_front_is_about_to_take_away_is_no_programs(run: Run) -> None:
+    async def test(scene: Scene) -> None:
+        await scene.publications.publish(EAGER)
+        scene.mounter.busy.add(EAGER.target)
+        await scene.restart()
+        await scene.publications.restore()
+        assert not scene.volumes.is_taken(EAGER.target)
+        scene.mounter.busy.clear()
+        await scene.publications.publish(EAGER)
+        assert scene.held().lend()
+        scene.held().take_back()
+
+    run(test)
+
+
 @pytest.mark.parametrize(("taken", "busy", "mounted"), [(False, False, 2), (True, False, 1), (False, True, 2)])
 def test_what_a_killed_front_held_is_mounted_again_unless_a_program_has_it(
     run: Run, taken: bool, busy: bool, mounted: int
@@ -627,6 +674,8 @@ def test_what_a_killed_front_held_is_mounted_again_unless_a_program_has_it(
             scene.volumes.note_taken(EAGER.target)
         if busy:
             scene.mounter.busy.add(EAGER.target)
+            (mount,) = scene.front.registry
+            scene.front.registry.add(replace(mount, pid=1))
         await scene.restart()
         await scene.publications.restore()
         assert len(scene.mounter.targets(mounter.StartEager)) == mounted

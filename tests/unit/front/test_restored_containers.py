@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,9 +22,9 @@ from fusermount3_broker.front.restored_containers import RestoredContainers, for
 from fusermount3_broker.front.tables.mount_table import Registry
 from fusermount3_broker.messages import mounter
 from tests.unit.fakes import FakeFusectl
+from tests.unit.samples import VOLUME
 
 TARGET = b"pods/1/mount"
-POD = "1"
 OWN, HOSTS = 7, 8
 
 
@@ -115,18 +116,18 @@ def test_there_are_at_most_as_many_as_fit_into_a_record(scene: Scene) -> None:
     assert (len(lines), lines[0].split()[0]) == (64, b"99")
 
 
-@pytest.mark.parametrize("mountpoint", [b"/mnt", b""])
-def test_containers_are_looked_at_a_few_times(scene: Scene, mountpoint: bytes) -> None:
+@pytest.mark.parametrize(("mountpoint", "eager"), [(b"/mnt", False), (b"", False), (b"", True)])
+def test_containers_are_looked_at_a_few_times(scene: Scene, mountpoint: bytes, eager: bool) -> None:
     first, mount = scene.mount(1), scene.mount(2, mountpoint)
 
     async def body(containers: RestoredContainers) -> None:
-        containers.look_at(mount, POD)
+        containers.look_at(mount, replace(VOLUME, eager=eager))
         await asyncio.sleep(0.5)
 
     run(scene, body)
     line = b"1 %d\n" % first.connection
     but = OWN if mountpoint else 0  # it is left what it has mounted itself
-    assert scene.started == [mounter.StartRestore(5, TARGET, 2, mount.connection, but, line)] * 3
+    assert scene.started == [mounter.StartRestore(5, TARGET, 2, mount.connection, but, line, eager)] * 3
 
 
 @pytest.mark.parametrize("end", ["dead", "gone", "unpublished", "next"])
@@ -134,7 +135,7 @@ def test_nothing_is_done_for_a_filesystem_that_is_not_the_volumes_any_more(scene
     mount = scene.mount(1)
 
     async def body(containers: RestoredContainers) -> None:
-        containers.look_at(mount, POD)
+        containers.look_at(mount, VOLUME)
         if end == "dead":
             scene.states.note_dead(mount.connection)
         elif end == "gone":
@@ -142,7 +143,7 @@ def test_nothing_is_done_for_a_filesystem_that_is_not_the_volumes_any_more(scene
         elif end == "unpublished":
             containers.forget(TARGET)
         else:
-            containers.look_at(scene.mount(2), POD)
+            containers.look_at(scene.mount(2), VOLUME)
         await asyncio.sleep(0.3)
 
     run(scene, body)
@@ -154,7 +155,7 @@ async def look_at_another_while_one_hangs(scene: Scene, containers: RestoredCont
     await asyncio.sleep(pause)
     assert len(scene.started) == 1
     scene.answers = True
-    containers.look_at(scene.mount(20, volume=b"pods/2/mount"), "other")
+    containers.look_at(scene.mount(20, volume=b"pods/2/mount"), replace(VOLUME, pod="other"))
     await asyncio.sleep(0.3)
 
 
@@ -164,7 +165,7 @@ def test_volumes_of_one_pod_hold_one_slot_and_others_have_theirs(scene: Scene, m
 
     async def body(containers: RestoredContainers) -> None:
         for number in range(1, 11):
-            containers.look_at(scene.mount(number, volume=b"target%d" % number), POD)
+            containers.look_at(scene.mount(number, volume=b"target%d" % number), VOLUME)
         await look_at_another_while_one_hangs(scene, containers, 0.5)
 
     run(scene, body)
@@ -176,7 +177,7 @@ def test_a_child_that_does_not_end_is_the_last_one_of_its_volume(scene: Scene, m
     scene.answers = False
 
     async def body(containers: RestoredContainers) -> None:
-        containers.look_at(scene.mount(1), POD)
+        containers.look_at(scene.mount(1), VOLUME)
         await look_at_another_while_one_hangs(scene, containers, 1)
 
     run(scene, body)
