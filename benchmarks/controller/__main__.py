@@ -1,6 +1,6 @@
 """The controller at scale, as a command: 1,000 simulated nodes and 10,000 pods on a real API server.
 
-    .venv/bin/python -m benchmarks.controller [--nodes 1000] [--workloads 10000] [--rate 25] [--quick] [--write]
+    .venv/bin/python -m benchmarks.controller [--nodes 1000] [--workloads 10000] [--rate 15] [--quick] [--write]
 
 With ``--write`` the report goes into docs/performance.md. Ends with status 1 if a bound is missed.
 """
@@ -22,7 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.controller")
     parser.add_argument("--nodes", type=int, default=1000, help="%(default)s")
     parser.add_argument("--workloads", type=int, default=10000, help="%(default)s")
-    parser.add_argument("--rate", type=float, default=25, help="pods that come in a second; %(default)s")
+    parser.add_argument("--rate", type=float, default=15, help="pods that come in a second; %(default)s")
     parser.add_argument("--write", action="store_true", help="put the report into docs/performance.md")
     parser.add_argument("--quick", action="store_true", help="in short, to see that it runs; numbers mean nothing then")
     arguments = parser.parse_args()

@@ -129,10 +129,9 @@ class Borrowing:
 
         It is still mounted at the target, and some programs (on go-fuse) end only when it is mounted nowhere.
         """
-        if source.share:
-            self._unmounted &= {each.connection for each in self._front.registry}
-            self._unmounted.add(mount.connection)
-            self.retire(source)
+        self._unmounted &= {each.connection for each in self._front.registry}
+        self._unmounted.add(mount.connection)
+        self.retire(source)
 
     async def _end(self, source: Volume, mount: Mount) -> None:
         """Abort the connection, unless the program has ended."""

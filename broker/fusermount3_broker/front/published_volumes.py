@@ -35,6 +35,7 @@ from fusermount3_broker.front.server import Server
 from fusermount3_broker.front.tables.database import NotWritten
 from fusermount3_broker.front.tables.mount_table import filesystem_type
 from fusermount3_broker.front.tables.volume_table import Volumes
+from fusermount3_broker.front.unmounted_volumes import UnmountedVolumes
 from fusermount3_broker.front.volume_operations import VolumeOperations
 from fusermount3_broker.messages.mounter import (
     Attach,
@@ -166,6 +167,7 @@ class Publications:
         self._served: dict[bytes, Publication] = {}
         self._operations = VolumeOperations(front)
         self.restored_containers = RestoredContainers(front)
+        self.unmounted_volumes = UnmountedVolumes(front, self._operations)
         self.borrowing = Borrowing(front, volumes, self._operations, self._establish, self.restored_containers)
         self.lending = Lending(front, volumes, self._operations, self._establish)
 
@@ -174,6 +176,7 @@ class Publications:
         self.borrowing.end()
         self.lending.end()
         self.restored_containers.end()
+        self.unmounted_volumes.end()
         for publication in self._served.values():
             publication.end()
             for listener in publication.listeners:
@@ -341,6 +344,7 @@ class Publications:
     async def _take_away(self, target: bytes, volume: Volume | None) -> None:
         """Stop serving the volume, and have the mounter remove it. Raises Refusal."""
         self.restored_containers.forget(target)
+        self.unmounted_volumes.forget(target)
         if publication := self._served.pop(target, None):
             self._serve(publication, [])
             publication.end()

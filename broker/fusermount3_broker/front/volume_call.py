@@ -109,7 +109,10 @@ class VolumeCall(Call):
     async def _unmount(self, peer: Peer, request: UnmountRequest) -> Mount | None:
         mount = await super()._unmount(peer, request)
         if mount and mount.volume == self._target:
-            self._publications.borrowing.unmounted(self._volume, mount)
+            if self._volume.share:
+                self._publications.borrowing.unmounted(self._volume, mount)
+            else:
+                self._publications.unmounted_volumes.unmounted(self._volume, mount)
         return mount
 
     def _may_be_plain(self, _request: MountRequest | VolumeRequest) -> bool:
@@ -159,6 +162,7 @@ class VolumeCall(Call):
             self._publication.hand_over()
             self._lent = None
         if committed and self._mounted:
+            self._publications.unmounted_volumes.forget(self._target)
             self._publications.borrowing.committed(self._volume, self._mounted)
         return committed
 

@@ -120,6 +120,20 @@ class StartRecognizeVolume(NamedTuple):
     shared: bool
 
 
+class StartFindInContainers(NamedTuple):
+    """To the mounter, with one descriptor: conversation. Report whether a container of the pod of the volume at
+    `target` has the filesystem of `device`, in another mount namespace than that with the inode `but`; answered by
+    `Recognized`. `type` and `source` as in `StartRecognizeVolume`.
+    """
+
+    seconds: Seconds
+    target: bytes
+    device: DeviceNumber
+    type: bytes
+    source: bytes
+    but: NamespaceInode
+
+
 class Recognized(NamedTuple):
     """A line for each mount that still exists: its device number."""
 

@@ -69,6 +69,7 @@ from fusermount3_broker.messages.maintenance import Restored as Restored
 from fusermount3_broker.messages.maintenance import StartAbort as StartAbort
 from fusermount3_broker.messages.maintenance import StartBorrow as StartBorrow
 from fusermount3_broker.messages.maintenance import StartCheck as StartCheck
+from fusermount3_broker.messages.maintenance import StartFindInContainers as StartFindInContainers
 from fusermount3_broker.messages.maintenance import StartLend as StartLend
 from fusermount3_broker.messages.maintenance import StartOffer as StartOffer
 from fusermount3_broker.messages.maintenance import StartReap as StartReap
@@ -427,6 +428,7 @@ Start = (
     | StartLend
     | StartEager
     | StartRecognizeVolume
+    | StartFindInContainers
     | StartUnpublish
     | StartStat
     | StartTombstone

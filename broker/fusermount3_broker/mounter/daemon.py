@@ -315,6 +315,7 @@ _ON_VOLUMES: dict[type[mounter.Start], Callable[[Descriptors, Conversation, Any]
     mounter.StartUnpublish: kubelet_directory.unpublish,
     mounter.StartStat: kubelet_directory.stat_volume,
     mounter.StartRecognizeVolume: kubelet_directory.recognize,
+    mounter.StartFindInContainers: volume_consumers.find,
     mounter.StartTombstone: tombstone.put,
     mounter.StartRestore: volume_consumers.look_again,
 }

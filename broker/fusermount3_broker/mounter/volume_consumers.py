@@ -130,10 +130,19 @@ def look_again(opened: Descriptors, talk: Conversation, start: mounter.StartRest
     talk.say(mounter.Restored())
 
 
-def have(opened: Descriptors, pod: bytes | None, device: int, type: bytes, source: bytes) -> bool:
+def find(opened: Descriptors, talk: Conversation, start: mounter.StartFindInContainers) -> None:
+    """Report whether a container of the volume's pod has a filesystem, besides that with the mount namespace `but`."""
+    volume_targets.begin(opened, start.target)
+    with talk.bounded("look at the containers"):
+        pod = pods.pod_of_target(start.target)
+        is_there = have(opened, pod, start.device, start.type, start.source, start.but)
+    talk.say(mounter.Recognized(b"%d\n" % start.device if is_there else b""))
+
+
+def have(opened: Descriptors, pod: bytes | None, device: int, type: bytes, source: bytes, but: int = 0) -> bool:
     """Return whether a container of the pod, or of any pod if it is None, has a filesystem of that device number, type
-    and source."""
-    seen = {os.stat("self/ns/mnt", dir_fd=opened.proc).st_ino}
+    and source, in another mount namespace than that with the inode `but`."""
+    seen = {os.stat("self/ns/mnt", dir_fd=opened.proc).st_ino, but}
     for pid in fuse_connections.processes(opened.proc):
         with suppress(OSError):  # it has ended
             of = pods.pod_of_process(opened.proc, pid)
