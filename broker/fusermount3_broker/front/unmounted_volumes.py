@@ -85,7 +85,7 @@ class UnmountedVolumes:
             but=mount.namespace,
         )
         try:
-            async with self._operations.begin(b"cannot look at the containers", volume, start) as operation:
+            async with self._operations.begin(b"cannot look at the volume", volume, start) as operation:
                 return bool((await operation.expect(Recognized)).devices)
         except Refusal:
             return True

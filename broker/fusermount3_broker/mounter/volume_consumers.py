@@ -141,7 +141,10 @@ def find(opened: Descriptors, talk: Conversation, start: mounter.StartFindInCont
 
 def have(opened: Descriptors, pod: bytes | None, device: int, type: bytes, source: bytes, but: int = 0) -> bool:
     """Return whether a container of the pod, or of any pod if it is None, has a filesystem of that device number, type
-    and source, in another mount namespace than that with the inode `but`."""
+    and source, in another mount namespace than that with the inode `but`.
+
+    Some runtimes have processes of their own in a pod (conmon), which see the mounts in kubelet's directory of the pod.
+    """
     seen = {os.stat("self/ns/mnt", dir_fd=opened.proc).st_ino, but}
     for pid in fuse_connections.processes(opened.proc):
         with suppress(OSError):  # it has ended
@@ -152,7 +155,11 @@ def have(opened: Descriptors, pod: bytes | None, device: int, type: bytes, sourc
             if namespace in seen:
                 continue
             seen.add(namespace)
-            if any(mount_tree.is_filesystem(each, device, type, source) for each in mount_tree.table(pid)):
+            kubelets = _directory_of(opened, of)
+            if any(
+                mount_tree.is_filesystem(each, device, type, source) and not each.place.startswith(kubelets)
+                for each in mount_tree.table(pid)
+            ):
                 return True
     return False
 
