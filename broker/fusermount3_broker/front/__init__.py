@@ -14,7 +14,8 @@ for every privileged operation. It is a single asyncio loop and never blocks.
 - Volumes: `csi_requests` answers the plugin, `published_volumes` makes and removes volumes with `volume_operations`,
   `borrowed_volumes` gives them the filesystems of mount pods, `lent_devices` their block devices, for which
   `waiting_volumes` wait, `volume_call` serves calls on their sockets, `restored_containers` has the
-  containers of a pod looked at after a program has come back, `unmounted_volumes` after one has unmounted.
+  containers of a pod looked at after a program has come back, `unmounted_volumes` after one has unmounted, both by
+  `volume_tasks`.
 - The state of mounts: `mount_watch` watches all mounts, `serving_processes` knows which process serves which mount,
   `connection_survey` queries the state of FUSE connections, `mount_states` concludes live, dead or hung, `dead_mounts`
   removes dead mounts, `hung_connections` aborts FUSE connections, `restore` recognizes mounts of an earlier broker.

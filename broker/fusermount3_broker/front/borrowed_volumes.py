@@ -113,7 +113,7 @@ class Borrowing:
     async def _offer(self, source: Volume, mount: Mount) -> None:
         """Wait until the FUSE program answers, and give its filesystem to borrowers."""
         pause = _ASK_AGAIN
-        while self._is_live(mount) and self._volumes.find(source.target) == source:
+        while self._front.is_live(mount) and self._volumes.find(source.target) == source:
             if await self._answers(source):
                 self._answered = {mount.connection} | {
                     each.connection for each in self._front.registry if each.connection in self._answered
@@ -135,7 +135,7 @@ class Borrowing:
 
     async def _end(self, source: Volume, mount: Mount) -> None:
         """Abort the connection, unless the program has ended."""
-        if self._is_live(mount) and await self._answers(source):
+        if self._front.is_live(mount) and await self._answers(source):
             with suppress(MounterFailed, OperationFailed, OperationRefused, OperationEnded):
                 await hung_connections.abort(self._front, mount, "its FUSE program has unmounted it")
 
@@ -158,15 +158,7 @@ class Borrowing:
     def _newest(self, source: Volume) -> Mount | None:
         """Return the filesystem at the target of a source, if one is there that is not known to be dead."""
         mounts = self._front.registry.mounts_of(source.target)
-        return mounts[0] if mounts and self._is_live(mounts[0]) else None
-
-    def _is_live(self, mount: Mount) -> bool:
-        known = self._front.registry.find(mount.device)
-        return (
-            known is not None
-            and known.connection == mount.connection
-            and not self._front.states.is_dead(mount.connection)
-        )
+        return mounts[0] if mounts and self._front.is_live(mounts[0]) else None
 
     def _sources(self, borrower: Volume) -> list[Volume]:
         """Return the sources that the borrower may use: those of mount namespaces first, and of these the newest."""
@@ -271,7 +263,7 @@ class Borrowing:
 
     def _has_live(self, borrower: Volume) -> bool:
         connection = self._front.borrowed.get(borrower.target)
-        return any(each.connection == connection and self._is_live(each) for each in self._front.registry)
+        return any(each.connection == connection and self._front.is_live(each) for each in self._front.registry)
 
     async def _borrow(self, borrower: Volume, source: Volume, mount: Mount) -> bool:
         """Have the mounter give a borrower the filesystem of a source, unless it has one that is served.

@@ -136,6 +136,12 @@ class Front:
             return "live"
         return self.states.of(mount.connection, self.configuration.hung_seconds, time.monotonic())
 
+    def is_live(self, mount: Mount) -> bool:
+        """Return whether the mount's filesystem still exists, and is not known to be dead."""
+        known = self.registry.find(mount.device)
+        is_same = known is not None and known.connection == mount.connection
+        return is_same and not self.states.is_dead(mount.connection)
+
     def mount_states(self) -> Counter[str]:
         """Return the number of mounts in each state."""
         return Counter(self.state(mount) for mount in self.registry)

@@ -19,8 +19,8 @@ from fusermount3_broker.front.decisions.limits import AccountName
 from fusermount3_broker.front.model import Mount, Volume
 from fusermount3_broker.front.mounter_client import MounterFailed, OperationEnded, OperationFailed, OperationRefused
 from fusermount3_broker.front.slots import Slots
+from fusermount3_broker.front.volume_tasks import VolumeTasks
 from fusermount3_broker.messages.mounter import Restored, StartRestore
-from fusermount3_broker.service import log
 
 #: Seconds before each look.
 PAUSES = (1.0, 4.0, 15.0, 60.0)
@@ -32,43 +32,22 @@ _PATIENCE = 60
 _MOST = 64
 
 
-class RestoredContainers:
+class RestoredContainers(VolumeTasks):
     """Looks again at the containers of pods whose volumes have a new filesystem. For use in a running event loop."""
 
     def __init__(self, front: Front) -> None:
-        self._front = front
+        super().__init__(front)
         self._slots = Slots(_AT_ONCE, 1)
-        self._looking: dict[bytes, asyncio.Task[None]] = {}
 
     def look_at(self, mount: Mount, volume: Volume) -> None:
         """Look a few times at the containers of the volume's pod that may have the volume, as long as this mount is the
         newest."""
-        self.forget(mount.volume)
-        task = asyncio.create_task(self._look(mount, volume))
-        self._looking[mount.volume] = task
-        task.add_done_callback(lambda _: self._is_over(mount.volume, task))
-
-    def forget(self, volume: bytes) -> None:
-        """Stop looking at the containers that have the volume at this target."""
-        if task := self._looking.pop(volume, None):
-            task.cancel()
-
-    def end(self) -> None:
-        """Stop all."""
-        for volume in list(self._looking):
-            self.forget(volume)
-
-    def _is_over(self, volume: bytes, task: "asyncio.Task[None]") -> None:
-        if self._looking.get(volume) is task:
-            del self._looking[volume]
-        if not task.cancelled() and (error := task.exception()):
-            self._front.log(log.ERROR, f"internal error: {error!r}")
+        self.begin(mount.volume, self._look(mount, volume))
 
     async def _look(self, mount: Mount, volume: Volume) -> None:
         for pause in PAUSES:
             await asyncio.sleep(pause)
-            now = self._front.registry.find(mount.device)
-            if now is None or now.connection != mount.connection or self._front.states.is_dead(mount.connection):
+            if not self._front.is_live(mount):
                 return
             with suppress(TimeoutError, MounterFailed, OperationFailed, OperationRefused, OperationEnded):
                 await self._restore(mount, volume)

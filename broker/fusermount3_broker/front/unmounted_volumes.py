@@ -18,60 +18,35 @@ from fusermount3_broker.front.context import Front
 from fusermount3_broker.front.model import Mount, Volume
 from fusermount3_broker.front.mounter_client import MounterFailed, OperationEnded, OperationFailed, OperationRefused
 from fusermount3_broker.front.volume_operations import VolumeOperations
+from fusermount3_broker.front.volume_tasks import VolumeTasks
 from fusermount3_broker.messages.mounter import Recognized, StartFindInContainers
 from fusermount3_broker.messages.refusal import Refusal
-from fusermount3_broker.service import log
 
 #: Seconds before each look at the containers: in the first minute, in which pods end, and later.
 _SOON, _LATER = (0.0, *[1.0] * 60), 10.0
 
 
-class UnmountedVolumes:
+class UnmountedVolumes(VolumeTasks):
     """Ends filesystems that nobody has any more. For use in a running event loop."""
 
     def __init__(self, front: Front, operations: VolumeOperations) -> None:
-        self._front = front
+        super().__init__(front)
         self._operations = operations
-        self._looking: dict[bytes, asyncio.Task[None]] = {}
 
     def unmounted(self, volume: Volume, mount: Mount) -> None:
         """The FUSE program of the volume has unmounted this mount: end it as soon as no other container has it."""
-        self.forget(volume.target)
-        task = asyncio.create_task(self._end(volume, mount))
-        self._looking[volume.target] = task
-        task.add_done_callback(lambda _: self._is_over(volume.target, task))
-
-    def forget(self, target: bytes) -> None:
-        """The volume at that target is being removed, or has another filesystem."""
-        if task := self._looking.pop(target, None):
-            task.cancel()
-
-    def end(self) -> None:
-        """Stop all."""
-        for target in list(self._looking):
-            self.forget(target)
-
-    def _is_over(self, target: bytes, task: "asyncio.Task[None]") -> None:
-        if self._looking.get(target) is task:
-            del self._looking[target]
-        if not task.cancelled() and (error := task.exception()):
-            self._front.log(log.ERROR, f"internal error: {error!r}")
+        self.begin(volume.target, self._end(volume, mount))
 
     async def _end(self, volume: Volume, mount: Mount) -> None:
         for pause in _pauses():
             await asyncio.sleep(pause)
-            if not self._is_live(mount):
+            if not self._front.is_live(mount):
                 return
             if await self._is_in_containers(volume, mount):
                 continue
             with suppress(MounterFailed, OperationFailed, OperationRefused, OperationEnded):
                 await hung_connections.abort(self._front, mount, "its FUSE program has unmounted it")
             return
-
-    def _is_live(self, mount: Mount) -> bool:
-        known = self._front.registry.find(mount.device)
-        is_same = known is not None and known.connection == mount.connection
-        return is_same and not self._front.states.is_dead(mount.connection)
 
     async def _is_in_containers(self, volume: Volume, mount: Mount) -> bool:
         """Return whether a container of the volume's pod has the filesystem, besides that of the program; True, too, if

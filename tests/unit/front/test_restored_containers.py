@@ -39,7 +39,7 @@ class Scene:
         self.answers = True
         self.held: list[socket.socket] = []
         deadlines = SimpleNamespace(operation=5)
-        self.front = cast(
+        self.front: Front = cast(
             "Front",
             SimpleNamespace(
                 registry=self.registry,
@@ -47,6 +47,7 @@ class Scene:
                 mounter=self,
                 configuration=SimpleNamespace(deadlines=deadlines),
                 log=lambda *_: None,
+                is_live=lambda mount: Front.is_live(self.front, mount),
             ),
         )
 

@@ -57,7 +57,7 @@ class Scene:
         return any(isinstance(each, mounter.StartAbort) for each in self.started)
 
     async def over(self) -> None:
-        while self.volumes._looking:
+        while len(self.volumes):
             await asyncio.sleep(0.01)
 
 
