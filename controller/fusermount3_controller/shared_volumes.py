@@ -126,5 +126,5 @@ def _shared(pod: Manifest, use: Use, named: Named) -> Shared:
     if use.template.sharing.identity is Identity.SERVICE_ACCOUNT:
         identity = namespace_of(pod), str(pod["spec"].get("serviceAccountName") or _DEFAULT_ACCOUNT)
     attributes = {str(name): str(value) for name, value in named.attributes.items()}
-    key = sharing_key(named.handle, attributes, named.mount_options, use.fs_group, identity)
+    key = sharing_key(named.handle, attributes, named.mount_options, use.fs_group, identity, block=named.is_block)
     return Shared(use, key, named, identity)

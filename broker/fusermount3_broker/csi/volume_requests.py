@@ -91,7 +91,7 @@ def publish(request: csi_pb2.NodePublishVolumeRequest, settings: Settings) -> cs
     old_clients = settings.driver_name == OLD_DRIVER if attributes.old_clients is None else attributes.old_clients
     if attributes.share:
         _check_share(request.volume_context, attributes, old_clients)
-    keys = _keys_to_borrow(request)
+    keys = _keys_to_borrow(request, is_block=is_block)
     if is_block and not keys:
         why = f"'{TEMPLATE}' and a CSIDriver with podInfoOnMount: a mount pod offers the device"
         raise Refusal(INVALID_ARGUMENT, f"a volume with volumeMode Block needs the attribute {why}")
@@ -309,7 +309,7 @@ def _check_share(context: Mapping[str, str], attributes: Attributes, old_clients
         raise Refusal(INVALID_ARGUMENT, f"volumeAttributes: '{SHARE}' {problem}")
 
 
-def _keys_to_borrow(request: csi_pb2.NodePublishVolumeRequest) -> list[str]:
+def _keys_to_borrow(request: csi_pb2.NodePublishVolumeRequest, *, is_block: bool) -> list[str]:
     """Return the keys under which the filesystem of a volume of a template may be offered: without and with the
     identity of the pod. Raises Refusal.
 
@@ -328,6 +328,7 @@ def _keys_to_borrow(request: csi_pb2.NodePublishVolumeRequest) -> list[str]:
             mount_options=mount.mount_flags,
             group=None if group == csi.NO_GROUP else group,
             identity=identity,
+            block=is_block,
         )
         for identity in identities
     ]

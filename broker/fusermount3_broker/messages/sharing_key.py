@@ -19,6 +19,8 @@ def sharing_key(
     mount_options: Iterable[str] = (),
     group: int | None = None,
     identity: tuple[str, str] | None = None,
+    *,
+    block: bool = False,
 ) -> str:
     """Return the key, SHA-256 in lower-case hexadecimal digits.
 
@@ -26,9 +28,10 @@ def sharing_key(
     `attributes`: the volumeAttributes, among them `volumeTemplate`; those with a slash in the name are left out, as
     they are kubelet's and the provisioner's. `mount_options`: of the PersistentVolume, in its order, which may matter
     to the FUSE program. `group`: the fsGroup of the pod; None without one. `identity`: namespace and name of the pod's
-    ServiceAccount, if the template says that the program runs with it; else None.
+    ServiceAccount, if the template says that the program runs with it; else None. `block`: whether the pod gets a
+    device (volumeMode Block): of two PersistentVolumes with one volumeHandle, one may be a filesystem.
     """
     own = {name: value for name, value in attributes.items() if "/" not in name}
-    parts = [volume, own, list(mount_options), group, identity]
+    parts = [volume, own, list(mount_options), group, identity, *(["Block"] if block else [])]
     text = json.dumps(parts, ensure_ascii=True, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

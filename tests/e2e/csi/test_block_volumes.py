@@ -40,7 +40,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 TEMPLATE = {"volumeTemplate": "disks", "pool": "fast"}
 HANDLE = "disk-1"
-KEY = sharing_key(HANDLE, TEMPLATE)
+KEY = sharing_key(HANDLE, TEMPLATE, block=True)
 
 
 @pytest.fixture

@@ -306,7 +306,8 @@ def test_a_block_volume_gets_the_device_of_a_mount_pod() -> None:
     published = volume_requests.publish(block_request(pool="fast"), SETTINGS)
     assert (published.block, published.pod) == (True, POD.encode())
     assert published.target == DEVICE.removeprefix("/var/lib/kubelet/").encode()
-    assert sharing_key("disk-1", {"volumeTemplate": "disks", "pool": "fast"}).encode() in published.borrows.split()
+    key = sharing_key("disk-1", {"volumeTemplate": "disks", "pool": "fast"}, block=True)
+    assert key.encode() in published.borrows.split()
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ USE: dict[str, Any] = {
 VECTORS = [
     (USE, "598c4bab"),
     ({"volume": "", "attributes": {"volumeTemplate": "s3"}}, "a5058723"),
+    ({"volume": "disk", "attributes": {"volumeTemplate": "disks"}, "block": True}, "dca1b787"),
 ]
 
 
@@ -48,6 +49,7 @@ def test_the_key_never_changes(use: dict[str, Any], begin: str) -> None:
         {"identity": ("team", "writer")},
         {"identity": ("other", "reader")},
         {"identity": None},
+        {"block": True},
     ],
 )
 def test_each_difference_gives_another_key(change: dict[str, Any]) -> None:
@@ -73,6 +75,7 @@ USES = st.tuples(
 )
 
 
-@given(USES, USES)
-def test_no_two_uses_have_the_same_key(one: Any, other: Any) -> None:
-    assert (sharing_key(*one) == sharing_key(*other)) == (one == other)
+@given(USES, st.booleans(), USES, st.booleans())
+def test_no_two_uses_have_the_same_key(one: Any, is_block: bool, other: Any, other_is_block: bool) -> None:
+    keys = sharing_key(*one, block=is_block), sharing_key(*other, block=other_is_block)
+    assert (keys[0] == keys[1]) == ((one, is_block) == (other, other_is_block))
