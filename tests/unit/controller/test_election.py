@@ -222,6 +222,25 @@ def test_who_looks_seldom_stops_in_time_nevertheless(monkeypatch: pytest.MonkeyP
     asyncio.run(run())
 
 
+def test_nobody_asks_more_often_than_told() -> None:
+    async def run() -> None:
+        server, clock = ApiServer(), Clock()
+        await server.put(PATH, {})
+        async with server.client() as client:
+            running = [Replica(LeaderElection(client, NAMESPACE, "lease", name, clock), retry=60) for name in "ab"]
+            try:
+                await until(lambda: any(each.leads for each in running))
+                await asyncio.sleep(0.2)
+                asked = len(server.requests)
+                await asyncio.sleep(0.2)
+                assert len(server.requests) == asked
+            finally:
+                for each in running:
+                    await each.end()
+
+    asyncio.run(run())
+
+
 def test_what_fails_in_a_leader_ends_it_and_releases_the_lease() -> None:
     async def run() -> None:
         async def fails() -> NoReturn:
