@@ -17,6 +17,8 @@ from fusermount3_controller.wanted_mount_pods import Wanted
 
 #: Seconds between two pods of which the first fails at once, as on a node that evicts it.
 PAUSE = 10
+#: Seconds in which the pods of a node are told to end, one by one, when it is drained.
+DRAINED = 5
 #: Seconds that a program has to write back what it holds, when another one takes its place.
 GRACE_OF_REPLACED = 30
 #: Seconds by which the clocks of nodes may differ.
@@ -182,15 +184,21 @@ def _created(mount: MountPod, current: _Attachment, now: datetime.datetime) -> I
     for pod in current.failed:
         yield from (Report(user, pod) for user in mount.users)
     last = max((moment(each.created) for each in current.failed), default=moment(""))
-    if _is_needed(mount, current) and now >= last + datetime.timedelta(seconds=PAUSE):
+    if _is_needed(mount, current, now) and now >= last + datetime.timedelta(seconds=PAUSE):
         taken = {each.number for each in current.pods}
         yield CreatePod(mount, next(number for number in range(len(taken) + 1) if number not in taken))
 
 
-def _is_needed(mount: MountPod, current: _Attachment) -> bool:
-    """Return whether somebody needs another pod: one that ends waits for its users, as when a node is drained."""
-    waits = any(each.phase is Phase.ENDING for each in current.pods)
-    return any(not (user.is_leaving or (user.is_ending and waits)) for user in mount.users)
+def _is_needed(mount: MountPod, current: _Attachment, now: datetime.datetime) -> bool:
+    """Return whether somebody needs another pod.
+
+    One that ends waits for its users. When a node is drained, they are told to end, too, perhaps somewhat later.
+    """
+    told = [each.ending_since for each in current.pods if each.ending_since]
+    is_drained = bool(told) and now < max(told) + datetime.timedelta(seconds=DRAINED)
+    return any(
+        not (user.is_leaving or (user.is_ending and told) or (is_drained and not user.is_new)) for user in mount.users
+    )
 
 
 def _surplus(attachment: _Attachment) -> Iterator[Step]:

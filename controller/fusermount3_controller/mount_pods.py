@@ -76,7 +76,10 @@ class Phase(StrEnum):
 
 
 class Existing(NamedTuple):
-    """A mount pod that exists. `base` and `number` are its name; `failure`: why it does not serve."""
+    """A mount pod that exists. `base` and `number` are its name; `failure`: why it does not serve.
+
+    `ending_since`: when it was told to end.
+    """
 
     namespace: str
     name: str
@@ -87,6 +90,7 @@ class Existing(NamedTuple):
     phase: Phase
     served_since: str = ""
     failure: str = ""
+    ending_since: datetime.datetime | None = None
 
     @property
     def is_live(self) -> bool:
@@ -185,6 +189,7 @@ def existing(pod: Mapping[str, Any]) -> Existing | None:
         phase=phase,
         served_since=since,
         failure="" if phase in (Phase.SERVED, Phase.ENDING) else _failure(pod),
+        ending_since=_ending_since(metadata),
     )
 
 
@@ -203,6 +208,13 @@ def _phase(pod: Mapping[str, Any]) -> tuple[Phase, str]:
     if ready.get("status") == "True":
         return Phase.SERVED, ready.get("lastTransitionTime") or ""
     return Phase.PENDING, ""
+
+
+def _ending_since(metadata: Mapping[str, Any]) -> datetime.datetime | None:
+    """Return when the pod was told to end: its deletionTimestamp is when that has to be over (API, ObjectMeta)."""
+    if not (end := metadata.get("deletionTimestamp")):
+        return None
+    return moment(end) - datetime.timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0)
 
 
 def condition(pod: Mapping[str, Any], kind: str) -> Mapping[str, Any]:

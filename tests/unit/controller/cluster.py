@@ -72,8 +72,10 @@ def failed(mount: MountPod, number: int = 0, created: float = 0) -> Manifest:
     return mount_pod(mount, number, created, phase="Failed", reason="Evicted", message="The node was low on memory.")
 
 
-def ending(pod: Manifest) -> Manifest:
-    pod["metadata"]["deletionTimestamp"] = at(100)
+def ending(pod: Manifest, since: float = -60) -> Manifest:
+    """Return the pod as it is when it was told to end so many seconds after `NOW`."""
+    grace = 160
+    pod["metadata"] |= {"deletionTimestamp": at(since + grace), "deletionGracePeriodSeconds": grace}
     return pod
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusermount3_controller import mount_pods
 from fusermount3_controller.mount_pod_steps import (
+    DRAINED,
     GRACE_OF_REPLACED,
     PAUSE,
     CreatePod,
@@ -99,11 +100,20 @@ def test_who_leaves_before_its_containers_have_begun_needs_nothing() -> None:
 
 
 def test_a_node_that_is_drained_gets_no_other_pod() -> None:
-    """All pods are told to end at once, and the mount pod waits for its users."""
+    """All pods are told to end, and the mount pod waits for its users."""
     waits, has = ending(serving(ONE)), [attachment()]
     assert told([ending(user())], known(), waits, has=has) == []
     assert told([ending(user()), user("stays")], known(), waits, has=has) == ["create 1"]
     assert told([ending(user())], known(), has=has) == ["create 0"]
+
+
+def test_nor_does_it_if_the_mount_pod_is_told_to_end_before_its_users() -> None:
+    waits, has = ending(serving(ONE), since=0), [attachment()]
+    assert told([user(), ending(user("other"))], known(), waits, has=has, after=DRAINED - 1) == []
+    assert told([user()], known(), ending(serving(ONE, 1), since=-60), waits, has=has, after=DRAINED - 1) == []
+    assert told([user()], known(), waits, has=has, after=DRAINED) == ["create 1"]
+    # It gets no new ones.
+    assert told([user(), user("new", phase="Pending")], known(), waits, has=has) == ["create 1"]
 
 
 def test_a_pod_that_has_failed_is_replaced_and_deleted_only_then() -> None:
