@@ -166,6 +166,10 @@ bench: root venv static lab-packages  ## what a mount costs beside the genuine f
 bench-controller: root venv  ## the controller with 1,000 simulated nodes and 10,000 pods, into docs/performance.md
 	$(VENV)/bin/python -m benchmarks.controller --write
 
+.PHONY: bench-claims
+bench-claims: root venv static  ## how long until a pod reads the volume of a claim, on a real node, into docs/performance.md
+	$(VENV)/bin/python -m benchmarks.claims --write
+
 MINUTES := 20
 .PHONY: soak
 soak: root venv static lab-packages  ## MINUTES=20 of load with faults, each once, then at random; the report goes into docs/reliability.md

@@ -128,8 +128,8 @@ def calling(helper: str) -> Iterator[None]:
             run(["umount", GENUINE_PROGRAM])
 
 
-def fio(job: Job, mountpoint: Path, file_size: int, seconds: float) -> Transfer:
-    """Run a job on the files there, as the user."""
+def fio(job: Job, mountpoint: Path, file_size: int, seconds: float, user: int = USER) -> Transfer:
+    """Run a job on the files there, as this user."""
     rw = next(kind.rw for kind in KINDS if kind.name == job.name)
     command = [
         "fio",
@@ -144,7 +144,7 @@ def fio(job: Job, mountpoint: Path, file_size: int, seconds: float) -> Transfer:
         f"--runtime={round(1000 * seconds)}ms",
     ]
     said = subprocess.run(
-        command, user=USER, group=USER, extra_groups=[], cwd="/", check=True, capture_output=True, text=True
+        command, user=user, group=user, extra_groups=[], cwd="/", check=True, capture_output=True, text=True
     ).stdout
     done = json.loads(said)["jobs"][0]["write" if rw == "write" else "read"]
     percentiles = done["clat_ns"]["percentile"]

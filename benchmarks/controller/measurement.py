@@ -74,7 +74,7 @@ def measure(extent: Extent, directory: Path) -> Measured:
         node.kubectl("patch", "resourcequota", "fuse-mounts", f"--namespace={MOUNTS}", f"--patch={quota}")
         with controllers.running():
             try:
-                return controllers.in_network(lambda: asyncio.run(_measured(extent, node, controllers.pids)))
+                return node.in_network(lambda: asyncio.run(_measured(extent, node, controllers.pids)))
             except AssertionError as error:
                 raise AssertionError(f"{error}\n{controllers.said()}") from error
 

@@ -11,24 +11,20 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 from urllib.error import URLError
 from urllib.request import urlopen
 
 import yaml
 
-from fusermount3_broker.kernel import syscalls
 from tests.cluster import configuration
 from tests.kubernetes.objects import CONTROLLER, Object
-from tests.lab.load import Beside
 from tests.lab.pace import SLOWNESS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from tests.cluster.node import ClusterNode
-
-ResultT = TypeVar("ResultT")
 
 NAME, MOUNTS = "fusermount3-controller", "fuse-mounts"
 PROGRAM = "from fusermount3_controller.cli import main; main()"
@@ -81,19 +77,8 @@ class Controllers:
                 stack.callback(process.wait, 30)
                 stack.callback(process.terminate)
             stack.callback(self.pids.clear)
-            self.in_network(self._wait_until_ready)
+            self.node.in_network(self._wait_until_ready)
             yield
-
-    def in_network(self, body: Callable[[], ResultT]) -> ResultT:
-        """Return the result of `body`, called in a process on the network of the node."""
-
-        def there() -> ResultT:
-            with Path(f"/proc/{self.node.pid}/ns/net").open("rb") as namespace:
-                syscalls.setns(namespace.fileno(), 0)
-            return body()
-
-        with Beside(there) as beside:
-            return beside.result()
 
     def said(self) -> str:
         """Return the ends of their logs."""

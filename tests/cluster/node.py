@@ -12,16 +12,18 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import psutil
 
+from fusermount3_broker.kernel import syscalls
 from tests.cluster import binaries, configuration
 from tests.cluster.binaries import KUBERNETES
 from tests.lab import cgroups
 from tests.lab.cgroups import CgroupRoot
 from tests.lab.commands import Argument, run
 from tests.lab.images import PATH, rootfs
+from tests.lab.load import Beside
 from tests.lab.pace import SLOWNESS
 from tests.lab.podman import Mount, mountinfo
 
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tests.cluster.binaries import Release
+
+ResultT = TypeVar("ResultT")
 
 PATIENCE = 120.0
 """Seconds that the control plane and kubelet have to become ready."""
@@ -228,6 +232,17 @@ class ClusterNode:
     ) -> subprocess.CompletedProcess[str]:
         """Run kubectl; see commands.run."""
         return run(self.kubectl_command(*words), input=input, check=check, timeout=timeout)
+
+    def in_network(self, body: Callable[[], ResultT]) -> ResultT:
+        """Return the result of `body`, called in a process on the network of the node."""
+
+        def there() -> ResultT:
+            with Path(f"/proc/{self.pid}/ns/net").open("rb") as namespace:
+                syscalls.setns(namespace.fileno(), 0)
+            return body()
+
+        with Beside(there) as beside:
+            return beside.result()
 
     def seen(self, path: Path | str) -> Path:
         """Return a path at which this process, too, sees the node's `path`."""

@@ -95,7 +95,7 @@ def test_who_does_not_ask_hardly_waits_for_webhooks_that_nobody_answers(
     node = controllers.node
 
     def seconds() -> float:
-        return controllers.in_network(lambda: asyncio.run(_created(node)))
+        return controllers.node.in_network(lambda: asyncio.run(_created(node)))
 
     with_webhooks = seconds()
     theirs = json.loads(node.kubectl("get", _CONFIGURATIONS, "--output=json").stdout)["items"]
@@ -133,7 +133,7 @@ def test_a_controller_that_leads_ends_and_the_other_one_makes_mount_pods(
 ) -> None:
     node = controllers.node
     with controllers.running():
-        leader = wait_until(lambda: controllers.in_network(_leader), controllers.said, PATIENCE)
+        leader = wait_until(lambda: controllers.node.in_network(_leader), controllers.said, PATIENCE)
         os.kill(controllers.pids[leader], how)
         begin = time.monotonic()
         uses = user("waits", SHARED)
@@ -186,7 +186,7 @@ def test_no_pod_is_refused_while_certificates_and_their_authority_are_replaced(
     words = ["patch", "secret", f"{NAME}-tls", f"--namespace={NAME}", "--type=merge"]
     controllers.node.kubectl(*words, '--patch={"data": null}')
     with controllers.running(SHORT_LIVES):
-        found = controllers.in_network(lambda: asyncio.run(_admitted(controllers.node)))
+        found = controllers.node.in_network(lambda: asyncio.run(_admitted(controllers.node)))
     certificates = {each[CERTIFICATE] for each in found.secrets}
     figure("admissions", found.asked)
     figure("refused", found.refused)
