@@ -79,6 +79,7 @@ DEBIAN = DebianRecipe(
         "sshfs",  # C, libfuse 3
         "bindfs",  # C, libfuse 2
         "archivemount",  # C, libfuse 2: it calls /bin/fusermount
+        *("fuse2fs", "e2fsprogs"),  # C, libfuse 2; what makes its filesystems
         "rclone",  # Go, bazil.org/fuse
         "python3-pyfuse3",  # Python, libfuse 3's low-level API
         "procps",

@@ -16,7 +16,7 @@ from tests.kubernetes.objects import PROVISIONERS
 
 PAGE = PAGES["provisioning.md"].read_text()
 TEXT = " ".join(PAGE.split())
-CLASS, CLAIM = (
+CLASS, CLAIM, SCRATCH = (
     yaml.safe_load(each.text) for each in blocks() if (each.page, each.language) == ("provisioning.md", "yaml")
 )
 (S3,) = (path for path in PROVISIONERS if path.stem == "s3")
@@ -28,6 +28,13 @@ def test_the_claim_gets_a_volume_of_the_template() -> None:
     CLAIM["metadata"]["uid"] = "1"
     volume = pod_volumes.parse(claims.pod_volume(CLAIM, CLASS, Known({"s3": template})))
     assert volume.spec["parameters"] == {"endpoint": "https://s3.example"}
+
+
+def test_the_claim_for_memory_gets_it_and_no_pod_makes_it() -> None:
+    (file,) = (path for path in PROVISIONERS if path.stem == SCRATCH["spec"]["storageClassName"])
+    template = parse(yaml.safe_load(file.read_text()))
+    assert template.provisioning.pods == {}
+    assert SCRATCH["spec"]["accessModes"][0] in template.provisioning.access_modes
 
 
 def test_its_pods_can_be_seen() -> None:
