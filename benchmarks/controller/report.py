@@ -54,7 +54,7 @@ def markdown(measured: Measured) -> str:
         "",
         "Beyond that, computed from these numbers:",
         "",
-        "| of a replica | |",
+        "| of a replica | value |",
         "| --- | --- |",
         *(f"| {quantity} | {value} |" for quantity, value in _limits(measured)),
     ]

@@ -14,6 +14,7 @@ import re
 import secrets
 import time
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -23,14 +24,18 @@ from fusermount3_controller.pod_annotations import INJECT
 from fusermount3_controller.pod_volumes import PLURAL
 from tests.cluster import driver, installed_controller
 from tests.cluster.claimed_volumes import Cluster, claim
+from tests.cluster.conftest import PATIENCE
+from tests.cluster.left import left
 from tests.cluster.pods import restricted
-from tests.cluster.shared_volumes import MOUNTS
+from tests.cluster.shared_volumes import MOUNTS, wait_until
 from tests.lab.pace import SLOWNESS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from tests.cluster.left import Left
     from tests.cluster.long.conftest import Figure
+    from tests.cluster.node import ClusterNode
     from tests.kubernetes.objects import Object
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.usefixtures("buckets_for_claims")]
@@ -167,6 +172,26 @@ class Seen:
         self.of_kept: set[str] = set()
         self.faults: Counter[str] = Counter()
         self.phases: Counter[str] = Counter()
+
+
+@pytest.fixture
+def cluster(node_of_session: ClusterNode) -> Iterator[Cluster]:
+    """The cluster. Afterwards, nothing may be left of pods that are gone, also not of controllers and the driver."""
+    node = node_of_session
+    before, result = left(node), Cluster(node)
+    result.forget_events()
+    yield result
+    result.wait_until(result.is_clean)
+    uids = [each["metadata"]["uid"] for each in result.items("pods", "--all-namespaces")]
+
+    def of_pods_that_are_gone() -> Left:
+        more = left(node).beyond(before)
+        gone = partial(filter, lambda each: not any(uid in each for uid in uids))
+        return more._replace(
+            mounts=[*gone(more.mounts)], cgroups=[*gone(more.cgroups)], directories=[*gone(more.directories)]
+        )
+
+    wait_until(lambda: None if any(of_pods_that_are_gone()) else True, lambda: str(of_pods_that_are_gone()), PATIENCE)
 
 
 def buckets(cluster: Cluster) -> set[str]:

@@ -5,6 +5,7 @@ Only the form of external links is checked: tests have no network access except 
 
 from __future__ import annotations
 
+import itertools
 import re
 import runpy
 from html.parser import HTMLParser
@@ -175,3 +176,11 @@ def anchors(text: str) -> set[str]:
     """Return the anchors that GitHub gives to the headings of a page."""
     headings = re.findall(r"^#{1,6} (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_each_column_of_a_table_has_a_name(page: Path) -> None:
+    """Without one, a screen reader says nothing of its cells."""
+    lines = page.read_text().splitlines()
+    headers = [above for above, below in itertools.pairwise(lines) if re.fullmatch(r"\|(?: *:?-+:? *\|)+", below)]
+    assert [each for each in headers if not all(cell.strip() for cell in each.strip("|").split("|"))] == []
