@@ -54,8 +54,9 @@ _REFUSED: dict[type[nodes.Node], str] = {
 }
 _WHOLE = re.compile(r"\{\{[-+]?(.*?)-?\}\}", re.DOTALL)
 _WRONG_TYPE = "has a %s, not a string, a whole number, true or false"
-_NUMBER = re.compile("[+-]?[0-9]{1,18}")
-_LARGEST = 10**18
+#: As many digits as the greatest capacity has.
+_NUMBER = re.compile("[+-]?[0-9]{1,19}")
+_LARGEST = 10**19
 
 
 class ExpressionError(ValueError):
@@ -200,7 +201,7 @@ def _check_constant(value: object) -> None:
     if not isinstance(value, str | int | None):
         raise ExpressionError(_WRONG_TYPE % type(value).__name__)
     if isinstance(value, int) and value >= _LARGEST:
-        raise ExpressionError("a number has at most 18 digits")
+        raise ExpressionError("a number has at most 19 digits")
 
 
 def _check_filter(node: nodes.Filter) -> None:

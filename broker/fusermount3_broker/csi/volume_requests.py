@@ -366,7 +366,7 @@ def _boolean(value: str) -> bool:
 
 
 def _bytes(value: str) -> int:
-    if not re.fullmatch("[0-9]{1,18}", value):
+    if not re.fullmatch("[0-9]{1,19}", value):
         raise ValueError("a number of bytes")
     return int(value)
 

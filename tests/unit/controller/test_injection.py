@@ -331,7 +331,20 @@ def test_a_sidecar_gets_additional_volumes_read_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "number"), [("250m", "0.25"), ("1.5", "1.5"), ("1k", "1000"), ("1Ki", "1024"), ("2Gi", str(2 << 30))]
+    ("text", "number"),
+    [
+        ("250m", "0.25"),
+        ("1.5", "1.5"),
+        ("1k", "1000"),
+        ("1Ki", "1024"),
+        ("2Gi", str(2 << 30)),
+        ("1Ei", str(2**60)),
+        (str(2**60), str(2**60)),
+        # The greatest that Kubernetes knows.
+        ("8Ei", str(2**63 - 1)),
+        (str(10**29), str(2**63 - 1)),
+        ("1e20", str(2**63 - 1)),
+    ],
 )
 def test_quantities(text: str, number: str) -> None:
     assert str(quantity(text).normalize()) == str(Decimal(number).normalize())

@@ -334,6 +334,7 @@ def test_a_block_volume_without_a_template_has_no_device() -> None:
 def test_the_capacity_is_that_of_what_is_shared() -> None:
     shared = {"share": KEY, **INFO, EPHEMERAL: "true"}
     assert publish(context={**shared, "shareCapacity": "4096"}).capacity == 4096
+    assert publish(context={**shared, "shareCapacity": str(2**60)}).capacity == 2**60
     assert "'shareCapacity' must be a number of bytes, not '4Ki'" in refused(context={**shared, "shareCapacity": "4Ki"})
     assert "'shareCapacity' is for volumes with 'share'" in refused(context={"shareCapacity": "4096"})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import yaml
 
@@ -11,6 +12,7 @@ from fusermount3_controller.offline import rendered
 from fusermount3_controller.pod_volumes import Phase
 from fusermount3_controller.served_volumes import Known
 from fusermount3_controller.volume_templates import parse
+from tests import cluster
 from tests.e2e.documented import PAGES, blocks
 from tests.kubernetes.objects import PROVISIONERS
 
@@ -19,6 +21,7 @@ TEXT = " ".join(PAGE.split())
 CLASS, CLAIM, SCRATCH = (
     yaml.safe_load(each.text) for each in blocks() if (each.page, each.language) == ("provisioning.md", "yaml")
 )
+CLUSTER = Path(cluster.__file__).parent
 (S3,) = (path for path in PROVISIONERS if path.stem == "s3")
 
 
@@ -69,3 +72,9 @@ def test_each_provisioner_is_listed_with_its_parameters() -> None:
         parameters = ", ".join(yaml.safe_load(path.read_text())["spec"].get("parameters", {}))
         found[f"[{path.stem}](../packaging/kubernetes/provisioners/{path.name})"] = parameters
     assert dict(re.findall(r"^\| (\[\w+\]\(\S+\)) \| .*? \| ?(.*?) ?\|$", PAGE, re.MULTILINE)) == found
+
+
+def test_each_test_that_it_names_is_there() -> None:
+    named = set(re.findall(r"`((?:long/)?test_\w+\.py)`", PAGE))
+    assert "test_scenarios_of_pav.py" in named
+    assert [each for each in sorted(named) if not (CLUSTER / each).is_file()] == []
