@@ -203,12 +203,12 @@ def test_a_fuse_program_that_forges_the_attributes_of_a_node_is_not_believed(tmp
         place = tmp_path / "forged"
         place.mkdir()
         fuse = os.open("/dev/fuse", os.O_RDWR)
+        data = b"fd=%d,rootmode=40000,user_id=0,group_id=0" % fuse
+        syscalls.mount(b"forged", bytes(place), b"fuse", 0, data)
         if (server := os.fork()) == 0:
             with ending_afterwards():
                 syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
                 tinyfuse.serve_a_node(fuse, path.stat().st_rdev, said)
-        data = b"fd=%d,rootmode=40000,user_id=0,group_id=0" % fuse
-        syscalls.mount(b"forged", bytes(place), b"fuse", 0, data)
         os.close(fuse)
         forged = os.open(place / os.fsdecode(tinyfuse.NAME), os.O_PATH)
         try:

@@ -42,10 +42,12 @@ PLAIN = {"volumeTemplate": "ssh"}
 ENCRYPTED = {"volumeTemplate": "gocryptfs", "over": "ssh"}
 #: Where the program of the upper mount pod has the lower volume.
 LOWER = "/lower"
+#: Where it mounts.
+PLAINTEXT = "/mnt/plain"
 PASSWORD = "-extpass 'echo secret' -nosyslog"
 ENCRYPT = f"""
 [ -d {LOWER}/cipher ] || {{ mkdir {LOWER}/cipher && gocryptfs -q -init -scryptn 10 {PASSWORD} {LOWER}/cipher; }}
-mkdir -p /mnt/plain && exec gocryptfs -q -fg {PASSWORD} {LOWER}/cipher /mnt/plain
+mkdir -p {PLAINTEXT} && exec gocryptfs -q -fg {PASSWORD} {LOWER}/cipher {PLAINTEXT}
 """
 #: Seconds in which kubelet is rid of a pod, whatever hangs.
 PATIENCE = 60
@@ -154,6 +156,8 @@ def test_a_program_that_waits_for_the_end_of_its_filesystem_ends(kubelet: Kubele
     with stacked(kubelet, ssh) as (_, above, using):
         using.tear_down()
         for restarts in (1, 2):  # a container that was restarted has the filesystem in its own mount of the volume
+            # until the shell, its first process, has become gocryptfs, the kernel gives it no SIGTERM
+            above["starter"].exec(["fusermount3-proxy", "--wait-mounted", PLAINTEXT, "--timeout", str(PATIENCE)])
             os.kill(above["starter"].pid, signal.SIGTERM)
             above.wait_until_restarted("starter", restarts)
 
