@@ -1,4 +1,7 @@
-"""A FUSE program is killed, as the kernel does when its memory is used up; kubelet restarts its container."""
+"""A FUSE program is killed, as the kernel does when its memory is used up; kubelet restarts its container.
+
+And kubelet loses the driver, without which no pod with its volumes starts or ends.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,18 @@ import pytest
 
 from tests.cluster import driver
 from tests.cluster.pods import applied, wait_until_it_says
+from tests.e2e.conftest import wait_until
 from tests.kubernetes.objects import the
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.cluster.node import ClusterNode
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
+
+REGISTERED = 60
+"""Seconds in which kubelet's probes find that the driver is not registered, and its registrar is restarted."""
 
 
 def with_the_volume_in_its_own_container() -> list[dict[str, Any]]:
@@ -66,3 +75,21 @@ def test_a_program_whose_own_container_has_the_volume(node: ClusterNode) -> None
         pod.kill("sshfs")
         pod.wait_until_restarted("sshfs", 1)
         wait_until_it_says(pod, ["cat", "/data/hello"], "hello\n")
+
+
+def test_the_driver_is_registered_again_when_its_registration_socket_was_removed(node: ClusterNode) -> None:
+    """A registrar that ends does so, also with that of its successor, if its pod was deleted by force."""
+    socket = node.seen(f"/var/lib/kubelet/plugins_registry/{driver.NAME}-reg.sock")
+    before = socket.stat().st_ino
+    socket.unlink()
+    wait_until(lambda: is_another(socket, before), REGISTERED)
+    with applied(node, driver.example("sshfs")) as pod:
+        pod.wait_until_ready()
+        wait_until_it_says(pod, ["cat", "/data/hello"], "hello\n")
+
+
+def is_another(file: Path, inode: int) -> bool:
+    try:
+        return file.stat().st_ino != inode
+    except FileNotFoundError:
+        return False

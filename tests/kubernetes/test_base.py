@@ -92,11 +92,14 @@ def test_all_name_the_same_driver() -> None:
     assert paths["state"].endswith(f"/{name}")
 
 
-def test_probes_ask_where_the_livenessprobe_answers() -> None:
-    (_, livenessprobe) = SIDECARS
+def test_probes_ask_where_the_sidecars_answer() -> None:
+    (registrar, livenessprobe) = SIDECARS
     (port,) = [word.partition("=")[2] for word in livenessprobe["args"] if word.startswith("--health-port=")]
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         assert BROKER[probe]["httpGet"] == {"path": "/healthz", "port": int(port)}
+    (own,) = [word.partition("=:")[2] for word in registrar["args"] if word.startswith("--http-endpoint=")]
+    assert registrar["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": int(own)}
+    assert own != port
 
 
 def test_the_configuration_is_one(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_the_examples_can_be_applied_at_once(kustomize: Path) -> None:
         ("--set=images.broker.repository=elsewhere/broker", "--set=images.broker.tag=v1"),
         ("--set=nodeSelector.disk=ssd", "--set=tolerations=null", "--set=priorityClassName="),
         ('--set-json=affinity={"nodeAffinity": {}}', "--set=maxUnavailable=2"),
-        ("--set=podAnnotations.name=value", "--set=healthPort=1234"),
+        ("--set=podAnnotations.name=value", "--set=healthPort=1234", "--set=registrarHealthPort=1235"),
         ("--set=resources.broker.limits=null", "--set=resources.sidecars.limits.memory=1Gi"),
     ],
     ids=lambda options: options[0].partition("=")[2],

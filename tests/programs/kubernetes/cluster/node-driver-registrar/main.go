@@ -5,8 +5,10 @@ package main
 import (
 	"context"
 	"flag"
+	"fmt"
 	"log"
 	"net"
+	"net/http"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -54,10 +56,41 @@ func name(socket string) (string, error) {
 	return info.GetName(), err
 }
 
+// Answers kubelet's HTTP probes, as the genuine one does: whether this registrar can be reached by its socket, which
+// another one may have removed.
+func answerProbes(endpoint, socket, driver string) {
+	http.HandleFunc("/healthz", func(response http.ResponseWriter, request *http.Request) {
+		ctx, cancel := context.WithTimeout(request.Context(), time.Second)
+		defer cancel()
+		err := reach(ctx, socket, driver)
+		if err != nil {
+			log.Print(err)
+			http.Error(response, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		fmt.Fprintln(response, "ok")
+	})
+	log.Fatal(http.ListenAndServe(endpoint, nil))
+}
+
+func reach(ctx context.Context, socket, driver string) error {
+	connection, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	defer connection.Close()
+	info, err := registration.NewRegistrationClient(connection).GetInfo(ctx, &registration.InfoRequest{})
+	if err == nil && info.Name != driver {
+		err = fmt.Errorf("%s is the socket of %s", socket, info.Name)
+	}
+	return err
+}
+
 func main() {
 	driver := flag.String("csi-address", "/run/csi/socket", "the driver's socket, here")
 	endpoint := flag.String("kubelet-registration-path", "", "the same, on the node")
 	directory := flag.String("plugin-registration-path", "/registration", "where kubelet looks for sockets, here")
+	probes := flag.String("http-endpoint", "", "where to answer /healthz; nowhere, if it is empty")
 	flag.Parse()
 	found, err := name(*driver)
 	if err != nil {
@@ -70,6 +103,9 @@ func main() {
 	listener, err := net.Listen("unix", socket)
 	if err != nil {
 		log.Fatal(err)
+	}
+	if *probes != "" {
+		go answerProbes(*probes, socket, found)
 	}
 	serving := grpc.NewServer()
 	registration.RegisterRegistrationServer(serving, server{driver: found, endpoint: *endpoint})
