@@ -64,6 +64,10 @@ deb: | deb-packages  ## Debian packages for the release that runs here: build/de
 	cd build/deb/fusermount3-proxy && dpkg-buildpackage --no-sign
 	rm -rf build/deb/fusermount3-proxy
 
+.PHONY: rpm
+rpm:  ## RPM packages, on Fedora, with the static proxy that Debian or a release has: build/rpm/*.rpm
+	packaging/rpm/build $(PROXY) build/rpm
+
 # The commit that the images name; none if files have been changed since.
 REVISION = $(shell [ -n "$$(git status --porcelain 2>&1)" ] || git rev-parse HEAD)
 

@@ -24,6 +24,7 @@ STATED = {
     "packaging/kubernetes/device-plugin/kustomization.yaml": _KUSTOMIZATION,
     "packaging/kubernetes/device-plugin-cdi/kustomization.yaml": _KUSTOMIZATION,
     "packaging/kubernetes/metrics/kustomization.yaml": _KUSTOMIZATION,
+    "packaging/rpm/fusermount3-proxy.spec": (rf"^Version: +{NUMBER}$", 1),
     "docs/containers.md": (rf"localhost/fusermount3-(?:proxy|broker):{NUMBER}\b", 3),
     "docs/kubernetes.md": (rf"localhost/fusermount3-broker:{NUMBER}\b", 1),
     "docs/troubleshooting.md": (rf"^fusermount3-proxy version: {NUMBER}$", 1),

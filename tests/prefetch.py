@@ -22,7 +22,7 @@ from tests.csi import test_distributions
 from tests.differential import sides
 from tests.e2e import test_installed_from_source
 from tests.kubernetes import programs
-from tests.lab import debian, images, pypi, runtimes
+from tests.lab import debian, images, pypi, rpm, runtimes
 from tests.machines.promises import MACHINES
 from tests.packaging import test_pip
 
@@ -68,6 +68,7 @@ def recipes() -> Iterator[images.DebianRecipe]:
     yield from map(runtimes.recipe, runtimes.SUITES)
     for suite in pypi.PYTHONS:
         yield from (debian.builder(suite), debian.inspector(suite), debian.machine(suite), test_pip.machine(suite))
+    yield from (rpm.BUILDER, rpm.MACHINE)
 
 
 LISTS = {"entries": entries, "cluster": of_the_cluster}

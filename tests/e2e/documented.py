@@ -103,6 +103,8 @@ NOT_EXECUTED = {
         "install-systemd.md",
         "make deb",
     ): "tests/packaging builds in clean trees of both releases, and installs by apt-get",
+    ("install-systemd.md", "dnf install"): "Fedora is in no registry that the tests reach; tests/packaging/test_rpm.py "
+    "does so on Debian, by rpmbuild and rpm",
     ("kubernetes.md", "podman load"): "executed from containers.md",
     ("templates.md", "kubectl create rolebinding"): "tests/unit/documents/test_templates.py compares it with the "
     "manifests; what is bound is tested in tests/unit/controller/test_mount_pod_keeper.py",
