@@ -30,7 +30,7 @@ import yaml
 from benchmarks import page
 from benchmarks.datapath import AT_ONCE, KINDS, MIB, fio
 from benchmarks.machine import processor
-from benchmarks.results import GENUINE, PROXY, Job, percentile
+from benchmarks.results import GENUINE, PROXY, SAME_WITHIN, Job, percentile
 from benchmarks.section import Section
 from fusermount3_controller.pod_rules import CONTAINER, MOUNTPOINT
 from fusermount3_controller.pod_volumes import PLURAL, STAGE_LABEL
@@ -52,6 +52,8 @@ ADDED = 1.0
 PATIENCE = 120.0
 NOTHING, HOSTPATH, OURS = "an emptyDir", "a claim, Kubernetes' hostpath provisioner", "a claim, ours"
 IMAGE, STORE, FILE_SIZE = "docker.io/example/bindfs:1.0", "/store", 32 * MIB
+#: When a job needs no more rounds: an interval as wide as `SAME_WITHIN` allows decides for a ratio of 1.00 only.
+PRECISE = SAME_WITHIN / 2
 _LOG = "/var/log/pods/{namespace}_{name}_{uid}/{container}/0.log"
 _READ = "echo hello > /data/hello && cat /data/hello; trap 'exit 0' TERM; sleep infinity & wait"
 _USER = {"runAsUser": 1000, "runAsGroup": 1000}
@@ -335,7 +337,7 @@ def _compared(target: Path, own: Path, fewest: int, most: int, seconds: float) -
     """Run each job in both places in each round; the mount pod's are taken for those of the genuine helper."""
     jobs = [Job(kind.name, kind.block_size, number, [], []) for kind in KINDS for number in (1, AT_ONCE)]
     for number in range(most):
-        for job in [job for job in jobs if number < fewest or not job.is_precise()]:
+        for job in [job for job in jobs if number < fewest or not job.is_precise(PRECISE)]:
             sides = [(GENUINE, own), (PROXY, target)]
             for side, place in sides if number % 2 else reversed(sides):
                 job.of(side).append(fio(job, place, FILE_SIZE, seconds, user=0))
@@ -381,7 +383,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put the report into docs/performance.md")
     parser.add_argument("--quick", action="store_true", help="in short, to see that it runs; numbers mean nothing then")
     arguments = parser.parse_args()
-    measured = measure(2, 2, 2, 0.1) if arguments.quick else measure(arguments.pods, 20, 60, 1)
+    measured = measure(2, 2, 2, 0.1) if arguments.quick else measure(arguments.pods, 20, 120, 1)
     text = report(measured)
     print(text)
     if arguments.write:

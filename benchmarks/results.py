@@ -137,12 +137,12 @@ class Job:
         """Return the confidence interval of 95 % for the median of the ratios; None for fewer than 6 rounds."""
         return median_interval(self.ratios())
 
-    def is_precise(self) -> bool:
-        """Return whether neither end of the interval is farther from the median than `SAME_WITHIN`."""
+    def is_precise(self, within: float = SAME_WITHIN) -> bool:
+        """Return whether neither end of the interval is farther from the median than that."""
         if not (interval := self.interval()):
             return False
         middle = statistics.median(self.ratios())
-        return all(abs(end - middle) <= SAME_WITHIN for end in interval)
+        return all(abs(end - middle) <= within for end in interval)
 
     def is_same(self) -> bool | None:
         """Return whether the ratio is 1.00 within `SAME_WITHIN`; None if the interval reaches across that bound."""
