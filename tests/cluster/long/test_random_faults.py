@@ -8,6 +8,7 @@ none of other claims: whatever may have been created for these has been deleted.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
@@ -17,6 +18,7 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+import psutil
 import pytest
 import yaml
 
@@ -28,6 +30,7 @@ from tests.cluster.conftest import PATIENCE
 from tests.cluster.left import left
 from tests.cluster.pods import restricted
 from tests.cluster.shared_volumes import MOUNTS, wait_until
+from tests.lab import podman
 from tests.lab.pace import SLOWNESS
 
 if TYPE_CHECKING:
@@ -191,7 +194,25 @@ def cluster(node_of_session: ClusterNode) -> Iterator[Cluster]:
             mounts=[*gone(more.mounts)], cgroups=[*gone(more.cgroups)], directories=[*gone(more.directories)]
         )
 
-    wait_until(lambda: None if any(of_pods_that_are_gone()) else True, lambda: str(of_pods_that_are_gone()), PATIENCE)
+    def describe() -> str:
+        return f"{of_pods_that_are_gone()}\n{_sandboxes(node)}"
+
+    wait_until(lambda: None if any(of_pods_that_are_gone()) else True, describe, PATIENCE)
+
+
+def _sandboxes(node: ClusterNode) -> str:
+    """Return which pods there are, which of containerd's shims, and what it has said of those without a process."""
+    log = (node.directory / "logs/containerd").read_text()
+    lines = [node.kubectl("get", "pods", "--all-namespaces", "--output=wide").stdout]
+    for pid in podman.all_pids():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            if process.name() == "containerd-shim-runc-v2":
+                words, children = process.cmdline(), [each.name() for each in process.children()]
+                identity = words[words.index("-id") + 1]
+                lines.append(f"{identity}: {children}")
+                lines += [] if children else [line for line in log.splitlines() if identity in line]
+    return "\n".join(lines)
 
 
 def buckets(cluster: Cluster) -> set[str]:
