@@ -201,7 +201,7 @@ def cluster(node_of_session: ClusterNode) -> Iterator[Cluster]:
 
 
 def _sandboxes(node: ClusterNode) -> str:
-    """Return which pods there are, which of containerd's shims, and what it has said of those without a process."""
+    """Return the pods, containerd's shims with their processes, and what it has logged of those that have none."""
     log = (node.directory / "logs/containerd").read_text()
     lines = [node.kubectl("get", "pods", "--all-namespaces", "--output=wide").stdout]
     for pid in podman.all_pids():
