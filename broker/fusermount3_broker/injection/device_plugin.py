@@ -22,6 +22,7 @@ from fusermount3_broker.injection.container_edits import InjectionError, injecti
 from fusermount3_broker.injection.devices import Devices, UnknownDevice
 from fusermount3_broker.kernel import socket_probe
 from fusermount3_broker.service import grpc_server, listening_sockets, log
+from fusermount3_broker.service.grpc_server import Identity, identity
 from fusermount3_broker.service.log import Log
 
 VERSION = "v1beta1"
@@ -35,7 +36,6 @@ PATIENCE = 10
 #: Seconds for open requests to finish when the plugin ends.
 GRACE = 1
 
-Identity = tuple[int, int, int]
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -201,12 +201,3 @@ class Plugin:
         except UnknownDevice as error:
             self._log(log.WARNING, f"not allocated: {error}")
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-
-
-def identity(path: Path) -> Identity | None:
-    """Return an identity that a file made at `path` later does not share; None if there is no file."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino, status.st_ctime_ns

@@ -9,10 +9,12 @@ from typing import NoReturn
 
 import grpc
 
+Identity = tuple[int, int, int]
+
 
 @contextmanager
 def listening(server: grpc.aio.Server, path: Path) -> Iterator[None]:
-    """Have the server listen at `path`, where only its owner may connect; remove the socket at the end. Raises OSError.
+    """Have the server listen at `path`, where only its owner may connect; remove its socket at the end. Raises OSError.
 
     gRPC itself replaces any socket at that path, and reports little about errors.
     """
@@ -25,10 +27,21 @@ def listening(server: grpc.aio.Server, path: Path) -> Iterator[None]:
         os.umask(before)
     if not listening:
         raise OSError(f"no socket can be made at {path}")
+    own = identity(path)
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)
+        if identity(path) == own:  # a later broker may have its socket there already
+            path.unlink(missing_ok=True)
+
+
+def identity(path: Path) -> Identity | None:
+    """Return an identity that a file made at `path` later does not share; None if there is no file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_ctime_ns
 
 
 def run(main: Callable[[], int]) -> NoReturn:

@@ -118,10 +118,11 @@ class Listeners:
             raise SocketError(f"{each.path}: {error.strerror or error}") from None
 
     def close(self) -> None:
-        for listener in self.sockets:
-            listener.close()
+        # First: a later broker takes a place where nobody listens any more (`remove_stale`), and has its socket there.
         for path in self._paths:
             path.unlink(missing_ok=True)
+        for listener in self.sockets:
+            listener.close()
 
     def _listen(self, wanted: Socket) -> None:
         wanted.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -187,13 +188,13 @@ def _listening_at(path: Path, umask: int) -> Iterator[socket.socket]:
         listener.listen()
     except OSError as error:
         raise SocketError(f"{path}: {error.strerror or error}") from None
-    try:
-        with listener:
+    with listener:
+        try:
             yield listener
-    finally:
-        path.unlink(missing_ok=True)
-        for directory in reversed(made):
-            remove_directory(directory)
+        finally:
+            path.unlink(missing_ok=True)  # before nobody listens, see Listeners.close
+            for directory in reversed(made):
+                remove_directory(directory)
 
 
 def make_directory(path: Path) -> list[Path]:

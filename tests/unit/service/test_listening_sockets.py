@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from fusermount3_broker.kernel import socket_probe
 from fusermount3_broker.service import listening_sockets
 from fusermount3_broker.service.configuration import Loopback, Socket
 from fusermount3_broker.service.listening_sockets import (
@@ -106,6 +107,23 @@ def test_a_socket_on_which_somebody_listens_is_left_alone(tmp_path: Path) -> Non
         Listeners([wanted(tmp_path / "sock")])
     connect(tmp_path / "sock")
     first.close()
+
+
+def test_sockets_are_removed_before_a_later_broker_can_take_their_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits as long as somebody listens: what is removed then is not its own."""
+    removed, unlink = [], Path.unlink
+
+    def checked(path: Path, missing_ok: bool = False) -> None:
+        removed.append((path.name, socket_probe.has_listener(bytes(path))))
+        unlink(path, missing_ok)
+
+    listeners = Listeners([wanted(tmp_path / "callers")])
+    with listening_for_metrics(tmp_path / "metrics"):
+        monkeypatch.setattr(Path, "unlink", checked)
+    listeners.close()
+    assert removed == [("metrics", True), ("callers", True)]
 
 
 def test_who_listens_is_left_alone_however_many_wait_there(tmp_path: Path) -> None:
