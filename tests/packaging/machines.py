@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from typing import TYPE_CHECKING
 
 from tests.e2e.conftest import wait_until
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from tests.lab.podman import Volume
 
+MOUNTPOINT = "/home/user/mnt"
 HELPERS = ("/usr/bin/fusermount3", "/usr/bin/fusermount")
 #: As on a kernel's command line: Debian 13's systemd accepts a host with hybrid cgroups only with these options, and a
 #: container has no modules to load.
@@ -41,6 +43,17 @@ def booted(image: str, volumes: Sequence[Volume]) -> Iterator[Container]:
         yield container
         assert container.fuse_mounts() == []
         assert is_running()
+
+
+def mountpoints(container: Container) -> list[str]:
+    """Return the mountpoints that the broker lists."""
+    listed = json.loads(container.exec(["fusermount3-broker", "mounts", "--json"]).stdout)
+    return [each["mountpoint"] for each in listed]
+
+
+def check_usable(container: Container) -> None:
+    """Check that the user of the machine reads what whoamifs has at `MOUNTPOINT`."""
+    assert container.exec(["cat", f"{MOUNTPOINT}/whoami"], user="user").stdout.startswith("uid=1000 gid=1000 pid=")
 
 
 class Machine:

@@ -16,6 +16,7 @@ from tests.lab.images import BUSYBOX, DebianRecipe, image_tag
 from tests.lab.podman import Container, Options, Volume
 from tests.lab.programs import whoamifs
 from tests.packaging import machines
+from tests.packaging.machines import MOUNTPOINT, check_usable, mountpoints
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.e2e
 
 PAGE = "pypi.md"
-MOUNTPOINT = "/home/user/mnt"
 SDIST = f"/srv/dist/fusermount3_proxy-{__version__}.tar.gz"
 UNITS = ["fusermount3-broker.socket", "fusermount3-broker.service"]
 #: pip uses no other sources than these.
@@ -87,10 +87,9 @@ def test_who_follows_the_page_has_a_service_and_a_proxy_that_mount(booted: Conta
     # A container gets this as a volume; here it is for the machine's own users.
     booted.exec(["ln", "--symbolic", "fusermount3-proxy", "/usr/bin/fusermount3"])
     booted.exec(["whoamifs", MOUNTPOINT], user="user")
-    assert booted.exec(["cat", f"{MOUNTPOINT}/whoami"], user="user").stdout.startswith("uid=1000 gid=1000 pid=")
+    check_usable(booted)
     assert booted.exec(["systemctl", "is-active", *UNITS]).stdout.split() == ["active", "active"]
-    listed = json.loads(booted.exec(["fusermount3-broker", "mounts", "--json"]).stdout)
-    assert [mount["mountpoint"] for mount in listed] == [MOUNTPOINT]
+    assert mountpoints(booted) == [MOUNTPOINT]
     booted.exec(["fusermount3", "-u", MOUNTPOINT], user="user")
 
     booted.exec(["mkdir", "/etc/cdi"])

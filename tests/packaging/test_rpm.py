@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from tests.lab.images import image_tag
 from tests.lab.podman import Options, Volume, run_once
 from tests.lab.programs import whoamifs
 from tests.packaging import machines
+from tests.packaging.machines import MOUNTPOINT, check_usable, mountpoints
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,10 +28,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 SERVICE, SOCKET = "fusermount3-broker.service", "fusermount3-broker.socket"
 CONFIGURATION = "/etc/fusermount3-broker.toml"
-MOUNTPOINT = "/home/user/mnt"
 RPMLINTRC = checkout.ROOT / "packaging/rpm/fusermount3-proxy.rpmlintrc"
-#: Of what no distribution's configuration is there, rpmlint asks for what a package got when it was written, or what
-#: distributions add to each: signatures, packagers, groups, compressed pages. The change log is CHANGELOG.md.
+#: Debian's rpmlint has no distribution's configuration. It reports what distributions add to each package (signatures,
+#: packagers, groups, compressed pages), and licenses and interpreters by their names. The change log is CHANGELOG.md.
 OF_NO_DISTRIBUTION = {
     "invalid-license",
     "manpage-not-compressed",
@@ -135,15 +134,6 @@ def install(container: Container, directory: str, how: str) -> None:
 def systemctl(container: Container, *arguments: str) -> str:
     """Return what it prints, whatever its status."""
     return container.exec(["systemctl", *arguments], check=False).stdout.strip()
-
-
-def mountpoints(container: Container) -> list[str]:
-    listed = json.loads(container.exec(["fusermount3-broker", "mounts", "--json"]).stdout)
-    return [each["mountpoint"] for each in listed]
-
-
-def check_usable(container: Container) -> None:
-    assert container.exec(["cat", f"{MOUNTPOINT}/whoami"], user="user").stdout.startswith("uid=1000 gid=1000 pid=")
 
 
 def test_a_machine_mounts_is_upgraded_and_keeps_mounts_and_configuration_when_it_is_removed(booted: Container) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from tests.lab.images import image_tag
 from tests.lab.podman import Volume
 from tests.lab.programs import whoamifs
 from tests.packaging import machines
-from tests.packaging.machines import Machine
+from tests.packaging.machines import MOUNTPOINT, Machine, check_usable, mountpoints
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +24,6 @@ SERVICE = "fusermount3-broker.service"
 SOCKET = "fusermount3-broker.socket"
 METRICS = "fusermount3-broker-metrics.socket"
 CONFIGURATION = "/etc/fusermount3-broker.toml"
-MOUNTPOINT = "/home/user/mnt"
 
 
 @pytest.fixture
@@ -39,20 +37,11 @@ def booted(suite: str, archives: list[Volume], sources: Path) -> Iterator[Machin
 def mount(machine: Machine) -> None:
     """Mount whoamifs as an ordinary user, and check that it is usable."""
     machine.run("whoamifs", MOUNTPOINT, user="user")
-    check_usable(machine)
-
-
-def check_usable(machine: Machine) -> None:
-    assert machine.run("cat", f"{MOUNTPOINT}/whoami", user="user").stdout.startswith("uid=1000 gid=1000 pid=")
+    check_usable(machine.container)
 
 
 def unmount(machine: Machine) -> None:
     machine.run("fusermount3", "-u", MOUNTPOINT, user="user")
-
-
-def mountpoints(machine: Machine) -> list[str]:
-    """Return the mountpoints that the broker lists."""
-    return [each["mountpoint"] for each in json.loads(machine.run("fusermount3-broker", "mounts", "--json").stdout)]
 
 
 def version(machine: Machine, package: str) -> str:
@@ -84,11 +73,11 @@ def test_an_installed_broker_runs_and_mounts(booted: Machine) -> None:
     assert booted.systemctl("is-active", SERVICE) == "active", "the first call has started it"
     assert booted.systemctl("show", "--value", "--property=User", SERVICE) == "fusermount3-broker"
     assert booted.run("stat", "--format=%U %a", "/var/lib/fusermount3-broker").stdout == "fusermount3-broker 700\n"
-    assert mountpoints(booted) == [MOUNTPOINT]
+    assert mountpoints(booted.container) == [MOUNTPOINT]
     booted.apt("install", "fuse3")
     unmount(booted)
     mount(booted)
-    assert mountpoints(booted) == [MOUNTPOINT], "fuse3 did not take the place of the proxy"
+    assert mountpoints(booted.container) == [MOUNTPOINT], "fuse3 did not take the place of the proxy"
     unmount(booted)
     assert booted.run("dpkg", "--verify", "fusermount3-broker", "fusermount3-proxy", "fuse3").stdout == ""
 
@@ -105,8 +94,8 @@ def test_an_upgrade_restarts_the_service_and_leaves_mounts_and_configuration(boo
     assert version(booted, "fusermount3-broker").endswith("+newer")
     assert booted.systemctl("is-active", SERVICE, SOCKET).split() == ["active", "active"]
     assert booted.systemctl("show", "--value", "--property=MainPID", SERVICE) != before
-    check_usable(booted)
-    assert mountpoints(booted) == [MOUNTPOINT]
+    check_usable(booted.container)
+    assert mountpoints(booted.container) == [MOUNTPOINT]
     unmount(booted)
     assert "user_allow_other = true" in booted.run("cat", CONFIGURATION).stdout
 
@@ -115,13 +104,13 @@ def test_a_removal_leaves_mounts_and_configuration_and_a_purge_nothing(booted: M
     booted.apt("install", "fusermount3-broker", "fusermount3-proxy")
     mount(booted)
     booted.apt("remove", "fusermount3-broker")
-    check_usable(booted)
+    check_usable(booted.container)
     booted.run("test", "-e", CONFIGURATION)
     booted.run("test", "-e", "/var/lib/fusermount3-broker")
     assert booted.systemctl("is-active", SERVICE, SOCKET, check=False).split() == ["inactive", "inactive"]
     booted.apt("install", "fusermount3-broker")
     booted.systemctl("start", SERVICE)
-    assert mountpoints(booted) == [MOUNTPOINT], "it still knows its mounts"
+    assert mountpoints(booted.container) == [MOUNTPOINT], "it still knows its mounts"
     unmount(booted)
     booted.apt("purge", "fusermount3-broker", "fusermount3-proxy")
     assert [path for path in booted.files() if "fusermount3" in path] == []
