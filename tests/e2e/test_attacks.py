@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import re
 import select
 import signal
 import socket
@@ -411,14 +412,20 @@ def test_a_caller_that_changes_its_namespaces_between_two_looks_gets_nothing(
 ) -> None:
     """If root of another user namespace got a filesystem of the host's user namespace, it could clear nosuid and
     nodev."""
-    broker = run_broker()
+    broker = run_broker("[deadlines]\noperation = 30")
     settle(broker)
     # Each join of a namespace is delayed. The callers come one after the other, and move before one join more each.
-    late, moves = 0.6, range(5)
+    late, moves = 1.0, range(4)
     trace = tmp_path / "trace"
 
-    def joins() -> int:
-        return trace.read_text().count("setns(")
+    def joins(seen: int) -> int:
+        """Return how many joins of the child that looks at the caller are in the trace after `seen` characters.
+
+        It is the one that joins the pid namespace; another one makes the superblock, and joins namespaces beside it.
+        """
+        new = trace.read_text()[seen:]
+        child = re.search(r"^(\d+) +setns\(\d+, CLONE_NEWPID", new, re.MULTILINE)
+        return len(re.findall(rf"^{child[1]} +setns\(", new, re.MULTILINE)) if child else 0
 
     def own_namespaces() -> None:
         enter_own_namespaces(0)
@@ -431,9 +438,9 @@ def test_a_caller_that_changes_its_namespaces_between_two_looks_gets_nothing(
         pinned = os.open(f"/proc/{into}/root{users}/{number}", O_PATH)
         with Client(broker, USER) as client:
             become(USER)
-            before = joins()
+            seen = len(trace.read_text())
             client.send(mount_request(users), pinned)
-            wait_until(lambda: joins() >= before + number)  # of these joins, the last one is still delayed
+            wait_until(lambda: joins(seen) >= number)  # of these joins, the last one is still delayed
             syscalls.setns(namespaces, syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS)
             reply = client.reply()
             assert reply is not None

@@ -47,7 +47,7 @@ class FakeKubelet:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._server.stop(None).wait()
+        self._server.stop(PATIENCE).wait()  # calls that have begun are answered
 
     def refuse(self, reason: str) -> None:
         """Refuse all registrations from now on; with no reason, accept them again."""
