@@ -17,6 +17,7 @@ from tests.e2e.conftest import RunBroker, Start, has_ended_all, is_alive, wait_u
 from tests.e2e.hostile import fuse_mounts, in_private_namespace
 from tests.lab.broker import PROXY, Broker
 from tests.lab.images import BUSYBOX, image_tag
+from tests.lab.pace import SLOWNESS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.e2e
 
 MOUNTPOINT = "/home/user/mnt"
+#: Seconds in which a program ends whose work is done.
+SOON = 10 * SLOWNESS
 
 
 class Watched:
@@ -69,7 +72,7 @@ def test_what_a_killed_program_leaves_is_unmounted_although_nobody_else_may_ente
     kill_in(container, "whoamifs")
     wait_until(lambda: not container.fuse_mounts())
     wait_until(lambda: has_ended_all(container))
-    program.wait(timeout=10)
+    program.wait(timeout=SOON)
 
 
 @pytest.mark.parametrize("user", [None, "1000:1000"])
@@ -102,7 +105,7 @@ def test_the_watcher_is_the_process_that_was_started_and_costs_next_to_nothing(b
         assert watched.watcher.poll() is None
         os.close(descriptor)
         watched.comm.close()
-        assert watched.watcher.wait(timeout=10) == 0
+        assert watched.watcher.wait(timeout=SOON) == 0
 
     watch_in_namespace(broker, tmp_path, body)
 
@@ -119,7 +122,7 @@ def test_what_the_program_sends_meanwhile_is_of_no_interest(broker: Broker, tmp_
         assert watched.watcher.poll() is None
         os.close(descriptor)
         watched.comm.close()
-        assert watched.watcher.wait(timeout=10) == 0
+        assert watched.watcher.wait(timeout=SOON) == 0
         assert not fuse_mounts()
 
     watch_in_namespace(broker, tmp_path, body)
@@ -134,7 +137,7 @@ def test_a_mount_that_somebody_still_holds_is_left_until_it_is_dead(run_broker: 
         assert fuse_mounts()
         assert watched.watcher.poll() is None
         os.close(descriptor)
-        assert watched.watcher.wait(timeout=10) == 0
+        assert watched.watcher.wait(timeout=SOON) == 0
         assert not fuse_mounts()
 
     watch_in_namespace(broker, tmp_path, body)
@@ -148,10 +151,10 @@ def test_what_was_mounted_there_since_is_not_the_watchers(broker: Broker, tmp_pa
         second = Watched(broker, ["-o", "auto_unmount", "--", str(mountpoint)])
         os.close(second.descriptor())  # the second is dead too, but it is not the mount of the first watcher
         watched.comm.close()
-        assert watched.watcher.wait(timeout=10) == 0
+        assert watched.watcher.wait(timeout=SOON) == 0
         assert len(fuse_mounts()) == 1
         second.comm.close()
-        assert second.watcher.wait(timeout=10) == 0
+        assert second.watcher.wait(timeout=SOON) == 0
         assert not fuse_mounts()
 
     watch_in_namespace(broker, tmp_path, body)
@@ -165,7 +168,7 @@ def test_a_watcher_finds_the_broker_that_only_its_parents_environment_names(brok
         watched = Watched(broker, ["-c", script, str(PROXY), "-o", "auto_unmount", "--", str(tmp_path)], "sh")
         os.close(watched.descriptor())
         watched.comm.close()
-        assert watched.watcher.wait(timeout=10) == 0
+        assert watched.watcher.wait(timeout=SOON) == 0
         assert not fuse_mounts()
 
     in_private_namespace(body)
@@ -210,7 +213,7 @@ def test_a_mount_that_the_program_made_by_itself_is_watched_over_too(broker: Bro
         assert watched.watcher.poll() is None
         os.close(descriptor)
         watched.comm.close()
-        assert watched.watcher.wait(timeout=10) == 0
+        assert watched.watcher.wait(timeout=SOON) == 0
         assert not fuse_mounts()
 
     in_private_namespace(in_namespace)
@@ -221,7 +224,7 @@ def test_a_watcher_whose_mount_is_gone_ends_without_a_word(broker: Broker, tmp_p
         os.close(descriptor)
         subprocess.run(["umount", "--lazy", mountpoint], check=True)
         watched.comm.close()
-        assert watched.watcher.wait(timeout=10) == 0
+        assert watched.watcher.wait(timeout=SOON) == 0
 
     watch_in_namespace(broker, tmp_path, body)
 

@@ -36,6 +36,7 @@ from tests.e2e.test_limits import GREEDY, MOUNTPOINT, check_use, greedy
 from tests.lab.commands import run
 from tests.lab.forked import ending_afterwards
 from tests.lab.images import BUSYBOX, DEBIAN, image_tag
+from tests.lab.pace import SLOWNESS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -50,7 +51,7 @@ MOST_OF_ONE = 16 + 4 + 8
 #: For all accounts together; see docs/security.md.
 MOST = 128
 #: Seconds within which an administrator gets an answer.
-AT_ONCE = 2
+AT_ONCE = 2 * SLOWNESS
 #: The uids of attacking users, each an account: more than there are shares of the slots.
 _UIDS = itertools.cycle(range(3000, 3015))
 

@@ -101,11 +101,11 @@ def test_an_expression_yields_its_value(text: str, result: expressions.Value) ->
     ],
 )
 def test_what_is_not_allowed_is_refused(text: str, says: str) -> None:
-    started = time.monotonic()
+    started = time.thread_time()
     with pytest.raises(ExpressionError) as caught:
         check(text, NAMES)
     assert says in str(caught.value)
-    assert time.monotonic() - started < 1
+    assert time.thread_time() - started < 1
 
 
 @pytest.mark.parametrize(
@@ -128,10 +128,10 @@ def test_what_yields_nothing_usable_is_refused_when_it_is_rendered(text: str, sa
 
 def test_no_result_grows_beyond_its_limit() -> None:
     for text in ("{{ " + "params.bucket ~ " * 400 + "'' }}", "{{ params.bucket" + " | tojson" * 15 + " }}"):
-        started = time.monotonic()
+        started = time.thread_time()
         with pytest.raises(ExpressionError, match="more than 16384 characters"):
             yielded(text, bucket='"' * 1024)
-        assert time.monotonic() - started < 1
+        assert time.thread_time() - started < 1
 
 
 @given(st.text())
