@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 
 from tests.cluster import driver
-from tests.cluster.pods import applied, wait_until_it_says
+from tests.cluster.pods import applied, restricted, wait_until_it_says
 from tests.e2e.conftest import wait_until
 from tests.kubernetes.objects import the
 
@@ -86,6 +87,22 @@ def test_the_driver_is_registered_again_when_its_registration_socket_was_removed
     with applied(node, driver.example("sshfs")) as pod:
         pod.wait_until_ready()
         wait_until_it_says(pod, ["cat", "/data/hello"], "hello\n")
+
+
+def test_a_pod_whose_volume_was_refused_ends_though_kubelet_was_killed_meanwhile(node: ClusterNode) -> None:
+    """A kubelet that finds a volume at its start, and then gets a final error, can't tear it down any more."""
+    pod = yaml.safe_dump(restricted({"csi": {"driver": driver.NAME}}, "lacks-an-emptydir"))
+    try:
+        uid = node.kubectl("create", "--filename=-", "--output=jsonpath={.metadata.uid}", input=pod).stdout
+        volume = node.seen(f"/var/lib/kubelet/pods/{uid}/volumes/kubernetes.io~csi/data")
+        wait_until((volume / "vol_data.json").exists)  # from now on, the broker looks for the emptyDir for 2.5 seconds
+        node.end("kubelet")
+        node.begin("kubelet")
+        wait_until(lambda: "open the emptyDir" in node.kubectl("get", "events", "--output=yaml").stdout, 60)
+        node.kubectl("delete", "pod", "lacks-an-emptydir", "--timeout=60s")
+        assert not volume.exists()
+    finally:
+        node.kubectl("delete", "pod", "lacks-an-emptydir", "--ignore-not-found", "--force", "--grace-period=0")
 
 
 def is_another(file: Path, inode: int) -> bool:

@@ -211,7 +211,8 @@ class Borrowing:
 
         Raises Refusal: EAGAIN if no source was served in time.
         """
-        known = self._volumes.find(volume.target)
+        async with self._operations.lock(volume.target):  # no volume that is being made now: it may fail
+            known = self._volumes.find(volume.target)
         if known and not known.is_borrower:
             return await publish_here(())
         if known and self._volumes.is_taken(volume.target):

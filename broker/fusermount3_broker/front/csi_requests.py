@@ -40,12 +40,17 @@ from fusermount3_proxy.wire import ProtocolError
 
 DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED = 4, 8
 #: The gRPC status that kubelet gets for the errno of a refusal, where the errno shows who can fix the problem.
+#:
+#: Not there yet is what kubelet makes while it has the volume published. All but UNAVAILABLE, DEADLINE_EXCEEDED and
+#: RESOURCE_EXHAUSTED are final for kubelet: it removes its record of the volume, without which it can't end a pod whose
+#: volume it has found at its start (pkg/volume/csi/csi_mounter.go, SetUpAt; operation_generator.go,
+#: markVolumeErrorState).
 _CODES = {
     errno.EINVAL: INVALID_ARGUMENT,
-    errno.EAGAIN: UNAVAILABLE,
+    **dict.fromkeys((errno.EAGAIN, errno.ENOENT), UNAVAILABLE),
     errno.ETIMEDOUT: DEADLINE_EXCEEDED,
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE), RESOURCE_EXHAUSTED),
-    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EBUSY), FAILED_PRECONDITION),
+    **dict.fromkeys((errno.ENOTDIR, errno.EEXIST, errno.EBUSY), FAILED_PRECONDITION),
     **dict.fromkeys((errno.ELOOP, errno.EXDEV, errno.EPERM, errno.EACCES, errno.EROFS), FAILED_PRECONDITION),
 }
 #: Why a volume did not answer, by errno.

@@ -212,6 +212,15 @@ def test_a_pod_that_has_waited_too_long_is_told_why_and_leaves_nothing(run: Run)
     run(test)
 
 
+def test_a_kubelet_that_is_started_again_and_asks_while_its_pods_emptydir_is_looked_for_waits(run: Run) -> None:
+    async def test(scene: LendingScene) -> None:
+        first = asyncio.create_task(refusal(scene, APP))
+        await scene.until(lambda: scene.volumes.find(APP.target) is not None)
+        assert await refusal(scene, APP) == await first == not_ready(NONE)
+
+    run(test)
+
+
 def test_a_hung_program_is_asked_once_and_offered_when_it_goes_on(run: Run) -> None:
     async def test(scene: LendingScene) -> None:
         await scene.publications.publish(SOURCE)
