@@ -38,9 +38,11 @@ def main() -> None:
         place = Path(kept[0]) if kept else Path(temporary)
         found = []
         try:
+            commit = git(Path.cwd(), "rev-parse", "HEAD")  # which may be another one when the first clone is ready
             for number, surroundings in enumerate(SURROUNDINGS, 1):
                 clone = place / f"clone-{number}"
                 git(Path.cwd(), "clone", "--quiet", "--no-local", ".", str(clone))
+                git(clone, "reset", "--quiet", "--hard", commit)
                 found.append(made(clone, version, *surroundings))
         except (CannotRelease, subprocess.CalledProcessError) as failed:
             sys.exit(f"release-check: {failed}")

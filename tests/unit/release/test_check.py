@@ -38,6 +38,12 @@ def test_two_clones_that_make_the_same_pass(
     assert "release-check: both clones made the same 1 files\n" in capfd.readouterr().out
 
 
+def test_both_clones_have_the_commit_at_which_the_check_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    who = "-c user.name=a -c user.email=a@example.org"
+    commit = f"git -C {tmp_path} {who} commit --quiet --allow-empty --message=Another"
+    checked(tmp_path, monkeypatch, f"git rev-parse HEAD > build/release/other && {commit}")
+
+
 @pytest.mark.parametrize("difference", ["pwd", "date +%Z", "umask"])
 def test_what_differs_by_directory_zone_or_umask_is_named(
     difference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
