@@ -41,13 +41,14 @@ from fusermount3_proxy.wire import ProtocolError
 DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED = 4, 8
 #: The gRPC status that kubelet gets for the errno of a refusal, where the errno shows who can fix the problem.
 #:
-#: Not there yet is what kubelet makes while it has the volume published. All but UNAVAILABLE, DEADLINE_EXCEEDED and
+#: Not there yet (ENOENT) is what kubelet makes while it has the volume published; EIO, a child of the mounter that was
+#: killed. Both may be well when kubelet asks again. All but UNAVAILABLE, DEADLINE_EXCEEDED and
 #: RESOURCE_EXHAUSTED are final for kubelet: it removes its record of the volume, without which it can't end a pod whose
 #: volume it has found at its start (pkg/volume/csi/csi_mounter.go, SetUpAt; operation_generator.go,
 #: markVolumeErrorState).
 _CODES = {
     errno.EINVAL: INVALID_ARGUMENT,
-    **dict.fromkeys((errno.EAGAIN, errno.ENOENT), UNAVAILABLE),
+    **dict.fromkeys((errno.EAGAIN, errno.ENOENT, errno.EIO), UNAVAILABLE),
     errno.ETIMEDOUT: DEADLINE_EXCEEDED,
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE), RESOURCE_EXHAUSTED),
     **dict.fromkeys((errno.ENOTDIR, errno.EEXIST, errno.EBUSY), FAILED_PRECONDITION),

@@ -51,6 +51,9 @@ class FakePublications(Publications):
             raise found
         return found
 
+    async def unpublish(self, target: bytes) -> None:
+        await self.stat(target)
+
 
 class FakeHealth(Health):
     """Always reports the same problem."""
@@ -120,6 +123,13 @@ def test_without_a_target_the_worst_is_told() -> None:
     assert not trouble(b"", {b"v": {b"a": WELL, b"b": WELL}, b"w": {b"c": DEAD}})
     assert trouble(b"", {b"v": {b"a": WELL, b"b": HUNG, b"c": WELL}})
     assert not trouble(b"a", {b"v": {b"a": WELL, b"b": HUNG}})
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EIO, errno.EAGAIN])
+def test_what_may_be_well_when_kubelet_asks_again_is_not_final_for_it(number: int) -> None:
+    """What is final for kubelet: pkg/volume/csi/csi_client.go, isFinalError."""
+    answer = answer_to(csi.Unpublish(7, b"v", b"a"), {b"v": {b"a": Refusal(number, b"not yet")}})
+    assert answer == csi.Refused(7, csi.UNAVAILABLE, b"not yet")
 
 
 def test_what_the_plugin_has_refused_is_counted_with_the_rest() -> None:
