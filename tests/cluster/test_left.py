@@ -6,7 +6,6 @@ import subprocess
 from collections import Counter
 from typing import TYPE_CHECKING
 
-import psutil
 import pytest
 
 from tests.cluster.left import Left, left
@@ -46,13 +45,13 @@ def test_a_cgroup(node: ClusterNode) -> None:
 
 def test_a_process(node: ClusterNode) -> None:
     before = left(node)
-    command = node.command("sh", "-c", "echo begun && exec sleep infinity")
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stdout.readline() == "begun\n"
+    with subprocess.Popen(node.command("cat"), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(b"begun\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"begun\n"  # it has its name by now
         found = left(node)
-        (sleep,) = psutil.Process(process.pid).children()
-        sleep.kill()
-    assert found.processes - before.processes == {"sleep": 1}
+    assert found.processes - before.processes == {"cat": 1}
 
 
 def test_what_was_there_before_is_not_counted() -> None:
