@@ -15,6 +15,8 @@ from tests.lab.kubelet import Kubelet
 from tests.lab.node import Node
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.lab.kubelet import Images
 
 NODE_ID = "lab-node"
@@ -50,15 +52,36 @@ class Cluster:
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.node)
             self._endpoint.parent.mkdir()
-            command = self.node.command(*OWN_NAMESPACE, *confinement(), PROGRAM)
-            broker = Broker(self._configuration, command, self._service)
-            self._broker = stack.enter_context(broker)
+            self._broker = stack.enter_context(Broker(self._configuration, self._command, self._service))
             self.wait_until_ready()
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._stack.close()
+
+    @property
+    def _command(self) -> tuple[str | Path, ...]:
+        return self.node.command(*OWN_NAMESPACE, *confinement(), PROGRAM)
+
+    @contextlib.contextmanager
+    def second_broker(self) -> Iterator[Broker]:
+        """Start another broker for the node, as the DaemonSet's next pod does: with the same state, but another /run.
+
+        Yields it as soon as it has begun; the first one is started again at the end, if it does not run any more.
+        """
+        second = Broker(self._configuration, self._command, self._service, self.broker.state)
+        try:
+            second.configure(self._configuration)
+            second.launch()
+            yield second
+        finally:
+            if second.is_running:
+                second.stop()
+            second.remove()
+        if not self.broker.is_running:
+            self.broker.start()
+            self.wait_until_ready()
 
     @property
     def broker(self) -> Broker:

@@ -1,8 +1,9 @@
-"""The state directory: names of the tables in it, and setting aside files there that can't be tables.
+"""The state directory: its lock, names of the tables in it, and setting aside files there that can't be tables.
 
-For the supervisor, which has the right to rename files there, and for the front, which reads the tables.
+For the supervisor, which locks it and has the right to rename files there, and for the front, which reads the tables.
 """
 
+import fcntl
 import itertools
 import os
 import stat
@@ -14,6 +15,19 @@ from pathlib import Path
 TABLES = ("mounts", "volumes")
 #: Files that SQLite has beside a database, by the suffix that it adds to the name.
 _BESIDE = ("-wal", "-shm", "-journal")
+
+
+def lock(directory: int) -> bool:
+    """Lock the directory (flock(2)) until this descriptor is closed; return False if another process has the lock.
+
+    The directory itself, so that there is no file of the lock that the front could remove. Raises OSError: not all
+    filesystems can lock directories, NFS can't.
+    """
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def file_of(table: str) -> str:

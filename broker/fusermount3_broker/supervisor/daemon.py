@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 import stat
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -32,6 +33,9 @@ from fusermount3_broker.supervisor.restarts import Backoff, NotBegun
 _SIGNALS = {signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
 #: Seconds between checks whether a user has been assigned uids.
 _LOOK_AGAIN = 60.0
+#: Seconds in which another broker with the same state directory has to end, and between looks whether it has.
+_OTHER_ENDS_IN = 10.0
+_LOOK_FOR_OTHER = 0.1
 _NO_LOCKS = (
     "the host allows the broker no user namespace, so it can't lock nosuid and nodev: it serves no volumes, and a bind"
     " mount of another mount can clear these flags"
@@ -65,6 +69,8 @@ def serve(
     write_log = log.open_log(log_format)
     try:
         with ExitStack() as held:
+            if not _becomes_only_broker(configuration.state_directory, held, write_log):
+                return
             orphans.adopt()
             _raise_descriptor_limit()
             kubelet = _open_directory(csi.kubelet_directory, held) if csi else None
@@ -106,6 +112,34 @@ def serve(
             daemon.notify("STOPPING=1")
     except (listening_sockets.SocketError, NotBegun, OSError) as error:
         raise StartError(error_texts.of(error)) from None
+
+
+def _becomes_only_broker(directory: Path, held: ExitStack, write_log: log.Log) -> bool:
+    """Lock the state directory, with `held`, and wait for another broker that has it; False if a signal ends this.
+
+    Of two brokers, the older one could replace the sockets of volumes that the newer one already serves. Their own
+    sockets don't show each other where each container of the broker has a /run of its own. Raises StartError if the
+    other one does not end, OSError if the directory can't be made.
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    held.callback(os.close, descriptor)
+    give_up = time.monotonic() + _OTHER_ENDS_IN
+    waits = False
+    while True:
+        try:
+            if state_directory.lock(descriptor):
+                return True
+        except OSError as error:
+            write_log(log.WARNING, f"'{directory}' can't be locked, so do not start two brokers: {error.strerror}")
+            return True
+        if time.monotonic() > give_up:
+            raise StartError(f"another broker uses '{directory}', and has not ended in {_OTHER_ENDS_IN:g} seconds")
+        if not waits:
+            write_log(log.WARNING, f"another broker uses '{directory}', this one waits until it has ended")
+            waits = True
+        if signal.sigtimedwait((signal.SIGTERM, signal.SIGINT), _LOOK_FOR_OTHER):
+            return False
 
 
 def _begins(start: Callable[[], None], pauses: Backoff, write_log: log.Log) -> bool:

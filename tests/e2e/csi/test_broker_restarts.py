@@ -85,6 +85,35 @@ def test_a_pod_notices_nothing(cluster: Cluster, timing: str, end: Callable[[Clu
 
 
 @pytest.mark.parametrize("timing", TIMINGS)
+def test_of_two_brokers_the_second_waits_until_the_first_has_ended(cluster: Cluster, timing: str) -> None:
+    """As when kubelet starts a killed broker again in a pod that is deleted, beside the one of the next pod."""
+    spec = pod([starter(serve()), consumer()], attributes={"mountTiming": timing})
+    with cluster.kubelet.pod(spec) as running, cluster.second_broker() as second:
+        wait_for_volume(running)
+        second.wait_for("another broker uses")
+        comes_back(running, 1)
+        assert second.records("serving") == []
+        cluster.broker.stop()
+        second.wait_for("serving")
+        cluster.wait_until_ready()
+        comes_back(running, 2)
+
+
+def test_a_second_broker_gives_up(cluster: Cluster) -> None:
+    with cluster.second_broker() as second:
+        assert second.process.wait(timeout=60) == 1
+        assert f"another broker uses '{second.state}', and has not ended in 10 seconds" in second.log.read_text()
+    assert cluster.plugin.is_ready()
+
+
+def test_a_second_broker_that_waits_ends_at_once_when_it_is_told_to(cluster: Cluster) -> None:
+    with cluster.second_broker() as second:
+        second.wait_for("another broker uses")
+        second.stop()
+    assert cluster.plugin.is_ready()
+
+
+@pytest.mark.parametrize("timing", TIMINGS)
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS.keys())
 def test_a_broker_that_finds_another_fusectl_knows_what_is_mounted(cluster: Cluster, command: str, timing: str) -> None:
     """As where fusectl is mounted nowhere: the inodes in the table are then meaningless.

@@ -4,6 +4,7 @@ once.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -436,6 +438,72 @@ def test_systemd_is_told_when_reloading_begins_and_ends(scene: Scene, text: str)
 def test_the_state_directory_is_made_for_its_owner_only(tmp_path: Path) -> None:
     daemon._prepare_state(tmp_path / "a/b", log.to_stderr)
     assert (tmp_path / "a/b").stat().st_mode & 0o777 == 0o700
+
+
+class Logged(list[tuple[int, str]]):
+    """A log: the priority and the message of each record."""
+
+    def __call__(self, priority: int, message: str, **_: log.Value) -> None:
+        self.append((priority, message))
+
+
+@pytest.fixture
+def held() -> Iterator[ExitStack]:
+    with ExitStack() as held:
+        yield held
+
+
+def test_a_broker_waits_until_another_with_its_state_directory_has_ended(
+    tmp_path: Path, held: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged = Logged()
+    with ExitStack() as others:
+        assert daemon._becomes_only_broker(tmp_path / "state", others, log.to_stderr)
+        waits = [None, lambda: others.close()]
+
+        def sigtimedwait(numbers: Sequence[int], _: float) -> None:
+            assert set(numbers) == {signal.SIGTERM, signal.SIGINT}
+            if then := waits.pop(0):
+                then()
+
+        monkeypatch.setattr("fusermount3_broker.supervisor.daemon.signal.sigtimedwait", sigtimedwait)
+        assert daemon._becomes_only_broker(tmp_path / "state", held, logged)
+    assert waits == []
+    assert logged == [(log.WARNING, f"another broker uses '{tmp_path / 'state'}', this one waits until it has ended")]
+
+
+def test_a_broker_does_not_start_beside_another_that_stays(
+    tmp_path: Path, held: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon, "_OTHER_ENDS_IN", 0.05)
+    monkeypatch.setattr(daemon, "_LOOK_FOR_OTHER", 0.01)
+    with ExitStack() as others:
+        assert daemon._becomes_only_broker(tmp_path, others, log.to_stderr)
+        before = open_descriptors()
+        with held, pytest.raises(StartError, match=f"another broker uses '{tmp_path}', and has not ended in 0.05 sec"):
+            daemon._becomes_only_broker(tmp_path, held, log.to_stderr)
+        assert open_descriptors() == before
+
+
+def test_a_broker_that_waits_for_another_ends_by_a_signal(
+    tmp_path: Path, held: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    received = SimpleNamespace(si_signo=signal.SIGTERM)
+    monkeypatch.setattr("fusermount3_broker.supervisor.daemon.signal.sigtimedwait", lambda *_: received)
+    assert daemon._becomes_only_broker(tmp_path, held, log.to_stderr)
+    assert not daemon._becomes_only_broker(tmp_path, held, log.to_stderr)
+
+
+def test_a_broker_starts_though_its_state_directory_can_not_be_locked(
+    tmp_path: Path, held: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(*_: int) -> None:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))  # as on NFS
+
+    logged = Logged()
+    monkeypatch.setattr("fusermount3_broker.service.state_directory.fcntl.flock", flock)
+    assert daemon._becomes_only_broker(tmp_path, held, logged)
+    assert logged == [(log.WARNING, f"'{tmp_path}' can't be locked, so do not start two brokers: Bad file descriptor")]
 
 
 def test_the_state_directory_and_its_files_are_the_fronts_but_not_what_is_linked_there(
