@@ -202,6 +202,7 @@ def results(
         run(["truncate", f"--size={_RESULTS}", written])
         command_line = " ".join([machine.command_line, *(f"systemd.mask={unit}" for unit in without)])
         emulator: list[Argument] = [
+            *("setpriv", "--pdeathsig", "KILL", "--"),  # if the tests are killed, a machine would go on for hours
             *(*machine.emulator.command, "-accel", "tcg", "-smp", "1", "-m", "4G"),
             *("-nographic", "-no-reboot", "-nodefaults", "-serial", "stdio", "-nic", "none"),
             *("-kernel", disk / "kernel", "-initrd", disk / "initrd", "-append", command_line),
