@@ -220,8 +220,8 @@ def _shims(node: ClusterNode) -> dict[str, list[str]]:
 def _forgotten_shims(node: ClusterNode) -> list[str]:
     """Return the IDs of shims that have no process any more, and whose sandbox containerd does not know any more.
 
-    containerd 2.1 leaves such a shim at times when kubelet was started again while pods ended, whatever is in the pods:
-    it closes its connection to the shim when the sandbox has ended, and does not tell it to end, too.
+    containerd 2.1 sometimes leaves such a shim of a pod whose processes are all killed at once, whatever is in the pod;
+    so kubelet ends pods that were deleted while it did not run.
     """
     known = node.run(["ctr", "--namespace", "k8s.io", "containers", "list", "--quiet"]).stdout.split()
     return [identity for identity, processes in _shims(node).items() if not processes and identity not in known]
