@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from fusermount3_broker.kernel import syscalls
 from tests.lab.broker import PROXY
 from tests.lab.load import Beside, Call, Helper
+from tests.lab.pace import SLOWNESS
 from tests.lab.podman import Mount, mountinfo
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 
 ResultT = TypeVar("ResultT")
 PLACES = 3
-#: Seconds in which a mount without a server has to be gone, as docs/reliability.md promises.
-REAPED = 5
+#: Seconds in which a mount without a server has to be gone; docs/reliability.md promises 5.
+REAPED = 5 * SLOWNESS
 
 
 class Trouble(NamedTuple):
