@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from fusermount3_broker.kernel import syscalls
 from tests.lab.broker import PROXY
 from tests.lab.load import Beside, Call, Helper
-from tests.lab.pace import SLOWNESS
 from tests.lab.podman import Mount, mountinfo
 
 if TYPE_CHECKING:
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
 
 ResultT = TypeVar("ResultT")
 PLACES = 3
-#: Seconds in which a mount without a server has to be gone; docs/reliability.md promises 5.
-REAPED = 5 * SLOWNESS
+#: Seconds in which a mount without a server has to be gone, as docs/reliability.md promises.
+REAPED = 5
 
 
 class Trouble(NamedTuple):
