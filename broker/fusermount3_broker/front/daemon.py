@@ -41,9 +41,10 @@ from fusermount3_broker.service import configuration_file, log, sandbox
 from fusermount3_broker.service.channel import HungUp
 from fusermount3_broker.service.configuration import Configuration, Loopback
 from fusermount3_broker.service.configuration_file import ConfigurationError
+from fusermount3_broker.service.state_directory import lock_beside_supervisor
 from fusermount3_proxy import wire
 
-#: Seconds for which the front outlives a killed supervisor; the next supervisor waits for longer (`listening_sockets`).
+#: Seconds for which the front outlives a killed supervisor; the next supervisor waits for longer (`state_directory`).
 _LAST_SECONDS = 1.5
 
 
@@ -95,6 +96,7 @@ def _begin(supervisor: socket.socket) -> tuple[Front, _Sockets]:
     descriptors = _raise_descriptor_limit()
     lacking = features.lacking()
     missing = sandbox.enter(state_directory, proc)
+    lock_beside_supervisor(state_directory)
     registry = Registry(state_directory, fusectl)
     if missing:
         write_log(log.WARNING, f"the sandbox of the front is incomplete; missing: {missing}")

@@ -1,6 +1,6 @@
 """The state directory: its lock, names of the tables in it, and setting aside files there that can't be tables.
 
-For the supervisor, which locks it and has the right to rename files there, and for the front, which reads the tables.
+For the supervisor, which has the right to rename files there, and for the front, which has its tables there.
 """
 
 import fcntl
@@ -9,6 +9,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 #: The front's tables.
@@ -18,16 +19,31 @@ _BESIDE = ("-wal", "-shm", "-journal")
 
 
 def lock(directory: int) -> bool:
-    """Lock the directory (flock(2)) until this descriptor is closed; return False if another process has the lock.
+    """Lock the directory for one broker (flock(2)); return False if a process of another broker has a lock.
 
-    The directory itself, so that there is no file of the lock that the front could remove. Raises OSError: not all
-    filesystems can lock directories, NFS can't.
+    Each process has its lock until it closes its descriptor. A supervisor's is exclusive only for a moment, in which no
+    other process may have one, and then shared, so that its fronts can have one, too (`lock_beside_supervisor`).
+
+    The lock is of the directory itself, so that there is no file of it that the front could remove. Raises OSError: not
+    all filesystems can lock directories, NFS can't.
     """
     try:
-        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for operation in (fcntl.LOCK_EX, fcntl.LOCK_SH):
+            fcntl.flock(directory, operation | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
+
+
+def lock_beside_supervisor(directory: Path) -> None:
+    """Lock the directory for a front, whose supervisor has it locked, for as long as this process lives.
+
+    A front outlives a killed supervisor for a moment, and writes its tables; the next broker must not have read them
+    before. On filesystems that can't lock directories, this does nothing. Raises OSError if there is no directory.
+    """
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 def file_of(table: str) -> str:

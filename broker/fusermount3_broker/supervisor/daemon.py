@@ -117,9 +117,9 @@ def serve(
 def _becomes_only_broker(directory: Path, held: ExitStack, write_log: log.Log) -> bool:
     """Lock the state directory, with `held`, and wait for another broker that has it; False if a signal ends this.
 
-    Of two brokers, the older one could replace the sockets of volumes that the newer one already serves. Their own
-    sockets don't show each other where each container of the broker has a /run of its own. Raises StartError if the
-    other one does not end, OSError if the directory can't be made.
+    Of two brokers, the older one could replace the sockets of volumes that the newer one already serves, and change the
+    tables that the newer one has read. Their own sockets don't show each other where each container of the broker has a
+    /run of its own. Raises StartError if the other one does not end, OSError if the directory can't be made.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

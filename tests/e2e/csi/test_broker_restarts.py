@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import time
 from typing import TYPE_CHECKING
 
 import psutil
@@ -97,6 +98,23 @@ def test_of_two_brokers_the_second_waits_until_the_first_has_ended(cluster: Clus
         second.wait_for("serving")
         cluster.wait_until_ready()
         comes_back(running, 2)
+
+
+def test_a_broker_waits_for_the_front_of_a_killed_supervisor(cluster: Cluster) -> None:
+    """Which may still write its tables; here it is so slow that it takes no notice of the kill."""
+    front = cluster.broker.front
+    front.suspend()
+    try:
+        written = cluster.broker.log.stat().st_size
+        cluster.broker.process.kill()
+        cluster.broker.process.wait(timeout=20)
+        cluster.broker.launch()
+        cluster.broker.wait_for("another broker uses", since=written)
+        time.sleep(4)  # a broker waits for 3 seconds until nobody listens on its sockets
+        assert cluster.broker.records("serving", since=written) == []
+    finally:
+        front.resume()
+    cluster.broker.wait_for("serving", since=written)
 
 
 def test_a_second_broker_gives_up(cluster: Cluster) -> None:
