@@ -28,6 +28,9 @@ SOCKET = "fuse-csi-ephemeral.sock"
 OWN_MOUNTPOINT, DATA = "/home/user/mnt", "/data"
 """Where the FUSE program mounts, and where the consumers have it."""
 
+SECONDS_TO_SERVE = 20
+"""In which a program has mounted, and once more in which it answers; more on a slow machine."""
+
 Container = dict[str, Any]
 
 
@@ -117,9 +120,21 @@ def read(pod: Pod, container: str = "consumer", file: str = "hello", at: str = D
     return pod[container].exec(["cat", f"{at}/{file}"]).stdout
 
 
-def wait_for_volume(pod: Pod, container: str = "consumer", at: str = DATA, seconds: float = 20) -> None:
-    """Wait until a container has a FUSE filesystem at that path."""
-    give_up = time.monotonic() + SLOWNESS * seconds
+def wait_for_volume(pod: Pod, container: str = "consumer", at: str = DATA) -> None:
+    """Wait until a container has a FUSE filesystem at that path, and its program answers.
+
+    The mount itself comes earlier, and is undone if the program is killed before it has the descriptor.
+    """
+    wait_for_mount(pod, container, at)
+    give_up = time.monotonic() + SLOWNESS * SECONDS_TO_SERVE
+    while (said := pod[container].exec(["stat", at], check=False)).returncode != 0:
+        pod.check_loop()
+        assert time.monotonic() < give_up, f"{pod['starter'].logs()}\n{said}"
+
+
+def wait_for_mount(pod: Pod, container: str = "consumer", at: str = DATA) -> None:
+    """Wait until a container has a FUSE filesystem at that path, whether or not its program ever answers."""
+    give_up = time.monotonic() + SLOWNESS * SECONDS_TO_SERVE
     while not pod[container].fuse_mounts(at):
         pod.check_loop()
         assert time.monotonic() < give_up, f"{pod['starter'].logs()}\n{pod[container].mountinfo()}"

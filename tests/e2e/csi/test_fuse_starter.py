@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.conftest import wait_until
-from tests.e2e.csi.pods import DATA, SOCKET, consumer, pod, read, starter, wait_for_volume
+from tests.e2e.csi.pods import DATA, SOCKET, consumer, pod, read, starter, wait_for_mount, wait_for_volume
 
 if TYPE_CHECKING:
     from tests.lab.kubelet import Kubelet, Pod
@@ -71,7 +71,7 @@ def test_a_program_that_the_kernel_refuses_is_followed_by_one_that_serves(kubele
     command = f"{broken}; echo status $?; until test -e /tmp/go; do sleep 0.1; done; exec fuse-starter hello_ll -f {{}}"
     with kubelet.pod(pod([consumer(), starter(command)])) as running:
         said(running, "status 127")
-        wait_for_volume(running)
+        wait_for_mount(running)
         failed = running["consumer"].exec(["ls", DATA], check=False)
         assert "Transport endpoint is not connected" in failed.stderr
         running["starter"].exec(["touch", "/tmp/go"])

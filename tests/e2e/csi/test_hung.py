@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.conftest import wait_until
-from tests.e2e.csi.pods import DATA, OWN_MOUNTPOINT, SOCKETS, consumer, kill, pod, starter, wait_for_volume
+from tests.e2e.csi.pods import DATA, OWN_MOUNTPOINT, SOCKETS, consumer, kill, pod, starter, wait_for_mount
 from tests.lab.manifests import EmptyDir
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def hanging(options: str, timing: str) -> Spec:
 @contextlib.contextmanager
 def used(running: Pod, use: str) -> Iterator[None]:
     """Have a process on the node use the volume as soon as its program has mounted it, and hang on it."""
-    wait_for_volume(running, "starter", OWN_MOUNTPOINT)
+    wait_for_mount(running, "starter", OWN_MOUNTPOINT)
     wait_until(lambda: any(mount.is_fuse for mount in running.node.mounts(running.target())))  # it comes second
     command = running.node.command("sh", "-c", f'cd "$1" && {use}', "sh", running.target())
     user = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -26,6 +26,7 @@ from tests.e2e.csi.pods import (
     read,
     serve,
     starter,
+    wait_for_mount,
     wait_for_volume,
 )
 from tests.lab import manifests
@@ -174,7 +175,7 @@ def test_a_program_that_takes_a_descriptor(kubelet: Kubelet) -> None:
 def test_others_may_be_kept_out(kubelet: Kubelet) -> None:
     serving = starter(serve(), securityContext={"runAsUser": 1000, "runAsGroup": 1000})
     with kubelet.pod(pod([consumer(), serving], attributes={"allowOther": "false"})) as running:
-        wait_for_volume(running)
+        wait_for_mount(running)
         assert "allow_other" not in volume_of(running).super_options
         said = running["consumer"].exec(["cat", f"{DATA}/hello"], check=False)
         assert "Permission denied" in said.stderr
