@@ -9,6 +9,7 @@ import asyncio
 import math
 import os
 import resource
+import select
 import signal
 import socket
 import sys
@@ -59,7 +60,7 @@ def main(supervisor: socket.socket) -> None:
     except (OSError, TableUnreadable, ConfigurationError) as error:
         supervisor.send(orders.dump(orders.Failed(error_texts.of(error).encode())))
         return
-    except HungUp:  # before all orders have come: something else can't start
+    except HungUp:  # something else can't start, or the supervisor has been killed
         return
     asyncio.run(_run(front, supervisor, parent, sockets))
 
@@ -97,6 +98,8 @@ def _begin(supervisor: socket.socket) -> tuple[Front, _Sockets]:
     lacking = features.lacking()
     missing = sandbox.enter(state_directory, proc)
     lock_beside_supervisor(state_directory)
+    if _has_hung_up(supervisor):  # before this front had the lock, so another broker may have the directory by now
+        raise HungUp
     registry = Registry(state_directory, fusectl)
     if missing:
         write_log(log.WARNING, f"the sandbox of the front is incomplete; missing: {missing}")
@@ -115,6 +118,13 @@ def _begin(supervisor: socket.socket) -> tuple[Front, _Sockets]:
         front.mount_namespaces = frozenset(filter(None, begin.mount_namespaces.split(b",")))
     _limit_connections(front, descriptors)
     return front, _Sockets(control, metrics, plugin, callers)
+
+
+def _has_hung_up(supervisor: socket.socket) -> bool:
+    """Return whether the supervisor has hung up, even if orders that it sent before are still unread."""
+    waiting = select.poll()
+    waiting.register(supervisor, 0)  # a hang-up is always reported (poll(2))
+    return bool(waiting.poll(0))
 
 
 #: Descriptors per caller: its connection, its pidfd, the conversation with its child, and another one for its end.
