@@ -24,16 +24,19 @@ ONLY_AS_SOURCES = ("pyxattr", "systemd-python")
 """Of these, PyPI has no wheel."""
 
 
-def make_wheel(sources: Path, *variables: str, prefix: tuple[str, ...] = ()) -> Path:
+def make_wheel(sources: Path, *variables: str, directory: Path | None = None, prefix: tuple[str, ...] = ()) -> Path:
     """Have make build sdist and wheel, with the tools of this venv; return their directory.
 
-    `prefix`: words in front of make, to run it with another umask or environment.
+    This is `directory`, or else make's own, which each run of make empties, whoever reads there. `prefix`: words in
+    front of make, to run it with another umask or environment.
     """
+    made = directory or sources / "build/dist"
     installed = ENVIRONMENT / "installed"
     # The venv is up to date, however old that file is: the unpacked sources have old dates or new ones.
-    make = ["make", "--directory", str(sources), f"--old-file={installed}", "wheel", f"VENV={ENVIRONMENT}", *variables]
-    run([*prefix, *make], timeout=300)
-    return sources / "build/dist"
+    make = ["make", "--directory", str(sources), f"--old-file={installed}", "wheel", f"VENV={ENVIRONMENT}"]
+    with Cache().locked("wheel"):  # setuptools writes into the sources, too
+        run([*prefix, *make, f"DIST={made}", *variables], timeout=300)
+    return made
 
 
 def wheelhouse(python: str) -> Path:

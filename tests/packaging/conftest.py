@@ -65,9 +65,11 @@ def installed(suite: str, archives: list[Volume]) -> Iterator[Machine]:
 
 
 @pytest.fixture(scope="session")
-def dist() -> Path:
-    """The directory with the output of `make wheel`."""
-    return pypi.make_wheel(pypi.SOURCES)
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory with the output of `make wheel`, of this process alone: another one makes its own meanwhile."""
+    directory = tmp_path_factory.mktemp("dist")
+    directory.chmod(0o755)  # for all users of a container
+    return pypi.make_wheel(pypi.SOURCES, directory=directory)
 
 
 @pytest.fixture
